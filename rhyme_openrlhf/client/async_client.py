@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
 from rhyme_openrlhf.client import calls, models
-from rhyme_openrlhf.client.calls import ENDED, PAGE, Arguments, Call
+from rhyme_openrlhf.client.calls import ENDED, Call
 from rhyme_openrlhf.client.errors import UnreachableError, content, in_words, refusal
 from rhyme_openrlhf.client.sse import SseEvent, SseParser
 from rhyme_openrlhf.client.transport import (
@@ -29,6 +30,29 @@ from rhyme_openrlhf.client.transport import (
 
 POLL_SECONDS = 2.0
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
+
+
+def sends(
+    make: Callable[Given, Call[Result]],
+) -> Callable[Concatenate[AsyncClient, Given], Coroutine[Any, Any, Result]]:
+    """Return the method that sends the request of `make`, with its parameters and description."""
+
+    @functools.wraps(make)
+    async def method(client: AsyncClient, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        return await client.send(make(*given, **named))
+
+    return method
+
+
+def lists(make: Callable[Given, Call[Result]]) -> Callable[Concatenate[AsyncClient, Given], AsyncIterator[Result]]:
+    """Return the method that yields the items of the list of `make`."""
+
+    @functools.wraps(make)
+    def method(client: AsyncClient, /, *given: Given.args, **named: Given.kwargs) -> AsyncIterator[Result]:
+        return client.pages(make(*given, **named))
+
+    return method
 
 
 class AsyncClient:
@@ -51,86 +75,30 @@ class AsyncClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def whoami(self) -> models.Who:
-        """Return the user of the token."""
-        return await self.send(calls.whoami())
-
-    def runs(
-        self,
-        *,
-        status: Sequence[str] = (),
-        tag: Sequence[str] = (),
-        experiment: str = "",
-        text: str = "",
-        filter: str = "",
-        columns: Sequence[str] = (),
-        archived: str = "no",
-        sort: str = "created_at",
-        direction: str = "desc",
-        limit: int = 50,
-    ) -> AsyncIterator[models.Run]:
-        """Yield runs that match all conditions, in order; `calls.runs` explains them."""
-        call = calls.runs(
-            status=status,
-            tag=tag,
-            experiment=experiment,
-            text=text,
-            filter=filter,
-            columns=columns,
-            archived=archived,
-            sort=sort,
-            direction=direction,
-        )
-        return self.pages(call, limit)
-
-    async def run(self, uid: str) -> models.RunDetail:
-        """Return a run with its configuration and attempts."""
-        return await self.send(calls.run(uid))
+    whoami = sends(calls.whoami)
+    runs = lists(calls.runs)
+    run = sends(calls.run)
+    start = sends(calls.start)
+    clone = sends(calls.clone)
+    stop = sends(calls.stop)
+    resume = sends(calls.resume)
+    edit = sends(calls.edit)
+    archive = sends(calls.archive)
+    unarchive = sends(calls.unarchive)
+    delete = sends(calls.delete)
+    compare = sends(calls.compare)
+    config_difference = sends(calls.config_difference)
+    series = sends(calls.series)
+    steps = lists(calls.steps)
+    events = lists(calls.events)
+    logs = sends(calls.logs)
+    log = sends(calls.log)
+    import_directory = sends(calls.import_directory)
 
     async def find(self, name: str) -> str:
         """Return the uid of a run by its uid, the beginning of its uid, its name, or "last"."""
         lookup = Lookup(name)
-        return lookup.uid or lookup.chosen([run async for run in self.pages(*lookup.wanted())])
-
-    async def start(
-        self,
-        command: str = "",
-        *,
-        arguments: Arguments | None = None,
-        name: str = "",
-        experiment: str = "",
-        tags: Sequence[str] = (),
-        notes: str = "",
-        key: str = "",
-    ) -> models.RunDetail:
-        """Start a run from a command line, from arguments by group, or from both (`calls.start`)."""
-        call = calls.start(
-            command, arguments=arguments, name=name, experiment=experiment, tags=tags, notes=notes, key=key
-        )
-        return await self.send(call)
-
-    async def clone(
-        self,
-        uid: str,
-        *,
-        edits: Arguments | None = None,
-        name: str = "",
-        experiment: str = "",
-        tags: Sequence[str] = (),
-        notes: str = "",
-        key: str = "",
-    ) -> models.RunDetail:
-        """Start a run with another one's settings, some of them changed."""
-        call = calls.clone(uid, edits=edits, name=name, experiment=experiment, tags=tags, notes=notes, key=key)
-        return await self.send(call)
-
-    async def stop(self, uid: str) -> models.RunDetail:
-        """Ask a run to end after its step, with a checkpoint."""
-        return await self.send(calls.stop(uid))
-
-    async def resume(self, uid: str, *, key: str = "") -> models.RunDetail:
-        """Continue a run from its last checkpoint; only once for a key."""
-        return await self.send(calls.resume(uid, key=key))
+        return lookup.uid or lookup.chosen([run async for run in self.pages(lookup.candidates())])
 
     async def wait(
         self, uid: str, *, statuses: Iterable[str] = ENDED, limit_s: float = 86_400.0, poll_s: float = POLL_SECONDS
@@ -146,72 +114,12 @@ class AsyncClient:
                 return run
             await asyncio.sleep(poll_s)
 
-    async def edit(
-        self,
-        uid: str,
-        *,
-        name: str | None = None,
-        notes: str | None = None,
-        tags: Sequence[str] | None = None,
-        experiment: str | None = None,
-        based_on: str = "",
-    ) -> models.RunDetail:
-        """Change what describes a run; with `based_on` only if nobody was faster (`calls.edit`)."""
-        call = calls.edit(uid, name=name, notes=notes, tags=tags, experiment=experiment, based_on=based_on)
-        return await self.send(call)
-
-    async def archive(self, uid: str) -> models.RunDetail:
-        """Hide a run from the default list."""
-        return await self.send(calls.archive(uid))
-
-    async def unarchive(self, uid: str) -> models.RunDetail:
-        """Show an archived run in the default list again."""
-        return await self.send(calls.unarchive(uid))
-
-    async def delete(self, uid: str) -> None:
-        """Delete an archived run that has ended, with everything it reported; its run directory stays."""
-        return await self.send(calls.delete(uid))
-
-    async def compare(self, uids: Sequence[str], *, points: int = 500) -> models.Comparison:
-        """Return figures and curves of runs side by side."""
-        return await self.send(calls.compare(uids, points=points))
-
-    async def config_difference(self, a: str, b: str) -> models.ConfigDiff:
-        """Return the settings in which two runs differ."""
-        return await self.send(calls.config_difference(a, b))
-
-    async def series(
-        self, uid: str, names: Sequence[str], *, points: int = 500, axis: str = "step", from_step: int = 0
-    ) -> models.Series:
-        """Return curves of a run, such as "reward" or "tokens_per_second"."""
-        return await self.send(calls.series(uid, names, points=points, axis=axis, from_step=from_step))
-
-    def steps(
-        self, uid: str, *, from_step: int = 0, to_step: int = 2**31 - 1, limit: int = 1_000_000
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Yield a run's steps with all their figures."""
-        return self.pages(calls.steps(uid, from_step=from_step, to_step=to_step), limit)
-
-    def events(
-        self, uid: str, *, kinds: Sequence[str] = (), direction: str = "asc", limit: int = 1_000_000
-    ) -> AsyncIterator[models.Event]:
-        """Yield a run's events."""
-        return self.pages(calls.events(uid, kinds=kinds, direction=direction), limit)
-
     async def follow_events(
         self, uid: str, *, kinds: Sequence[str] = (), after: int = 0
     ) -> AsyncIterator[models.Event | None]:
         """Yield events as they are stored, without end; None at least every 15 seconds."""
         async for one in self.follow(calls.follow_events(uid, kinds=kinds, after=after)):
             yield json.loads(one.data) if one.kind == "message" else None
-
-    async def logs(self, uid: str, attempt: int) -> list[models.LogFile]:
-        """Return the log files of an attempt."""
-        return await self.send(calls.logs(uid, attempt))
-
-    async def log(self, uid: str, attempt: int, name: str, *, tail: int = 200) -> models.LogChunk:
-        """Return the last lines of a log file."""
-        return await self.send(calls.log(uid, attempt, name, tail=tail))
 
     async def follow_log(
         self, uid: str, attempt: int, name: str, *, start: int
@@ -233,10 +141,6 @@ class AsyncClient:
                     raise refusal(response, self.url)
                 yield response.aiter_bytes()
 
-    async def import_directory(self, directory: str) -> models.ImportReceipt:
-        """Bring in a run directory on the service's machine."""
-        return await self.send(calls.import_directory(directory))
-
     async def send(self, call: Call[Result]) -> Result:
         """Send a request and return its response; repeat it while the service asks to come back later."""
         with in_words(self.url):
@@ -250,14 +154,14 @@ class AsyncClient:
         found: Result = content(response, self.url)
         return found
 
-    async def pages(self, call: Call[Result], most: int = PAGE) -> AsyncIterator[Result]:
-        """Yield at most `most` items of a list, one page a request."""
-        cursor = None
-        while most > 0:
-            page = await self.send(call.page(most, cursor))
+    async def pages(self, call: Call[Result]) -> AsyncIterator[Result]:
+        """Yield the items of a list, one page a request."""
+        cursor, left = None, call.most
+        while left > 0:
+            page = await self.send(call.page(left, cursor))
             for one in page["items"]:
                 yield one
-            most -= len(page["items"])
+            left -= len(page["items"])
             cursor = page["next_cursor"]
             if cursor is None:
                 return

@@ -13,6 +13,8 @@ from rhyme_openrlhf.client import models
 PREFIX = "/api/v1"
 # Rows per request of a list.
 PAGE = 200
+# More items than any list has.
+ALL = 2**31 - 1
 # Statuses of a run that has ended (api/store/status.py; a client must not import the service).
 ENDED = frozenset({"stopped", "succeeded", "failed", "crashed", "lost"})
 
@@ -22,17 +24,18 @@ Arguments = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Call(Generic[Result]):
-    """A request whose JSON response is a `Result`; for a list, `Result` is one item."""
+    """A request whose JSON response is a `Result`; for a list, `Result` is one item of at most `most`."""
 
     method: str
     path: str
     params: Mapping[str, Any] = field(default_factory=dict)
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    most: int = 0
 
-    def page(self, most: int, cursor: str | None) -> Call[Any]:
-        """Return the request of one page of a list."""
-        further = {"limit": min(most, PAGE)} | ({"cursor": cursor} if cursor else {})
+    def page(self, left: int, cursor: str | None) -> Call[Any]:
+        """Return the request of one page of a list, of which `left` items are still wanted."""
+        further = {"limit": min(left, PAGE)} | ({"cursor": cursor} if cursor else {})
         return Call(self.method, self.path, {**self.params, **further})
 
 
@@ -52,8 +55,9 @@ def runs(
     archived: str = "no",
     sort: str = "created_at",
     direction: str = "desc",
+    limit: int = 50,
 ) -> Call[models.Run]:
-    """List runs that match all conditions.
+    """Yield at most `limit` runs that match all conditions, in order.
 
     `filter`: a condition such as `reward > 0.5 and config.actor.adam.lr = 1e-6`. `columns`: further values of each run,
     `metric.NAME` or `config.GROUP.OPTION`, in its `values`; `sort` takes these names and fields.
@@ -61,7 +65,7 @@ def runs(
     given = {"status": list(status), "tag": list(tag), "experiment": experiment, "text": text}
     given |= {"filter": filter, "column": list(columns)}
     params = {name: value for name, value in given.items() if value}
-    return Call("GET", "/runs", {**params, "archived": archived, "sort": sort, "direction": direction})
+    return Call("GET", "/runs", {**params, "archived": archived, "sort": sort, "direction": direction}, most=limit)
 
 
 def run(uid: str) -> Call[models.RunDetail]:
@@ -162,19 +166,19 @@ def config_difference(a: str, b: str) -> Call[models.ConfigDiff]:
 def series(
     uid: str, names: Sequence[str], *, points: int = 500, axis: str = "step", from_step: int = 0
 ) -> Call[models.Series]:
-    """Return curves of a run; every stretch keeps its smallest and largest value."""
+    """Return curves of a run, such as "reward"; every stretch keeps its smallest and largest value."""
     params = {"names": ",".join(names), "points": points, "axis": axis, "from_step": from_step}
     return Call("GET", f"/runs/{uid}/series", params)
 
 
-def steps(uid: str, *, from_step: int = 0, to_step: int = 2**31 - 1) -> Call[dict[str, Any]]:
-    """List a run's steps with all their figures."""
-    return Call("GET", f"/runs/{uid}/steps", {"from_step": from_step, "to_step": to_step})
+def steps(uid: str, *, from_step: int = 0, to_step: int = 2**31 - 1, limit: int = ALL) -> Call[dict[str, Any]]:
+    """Yield a run's steps with all their figures."""
+    return Call("GET", f"/runs/{uid}/steps", {"from_step": from_step, "to_step": to_step}, most=limit)
 
 
-def events(uid: str, *, kinds: Sequence[str] = (), direction: str = "asc") -> Call[models.Event]:
-    """List a run's events."""
-    return Call("GET", f"/runs/{uid}/events", {"kind": list(kinds), "direction": direction})
+def events(uid: str, *, kinds: Sequence[str] = (), direction: str = "asc", limit: int = ALL) -> Call[models.Event]:
+    """Yield a run's events."""
+    return Call("GET", f"/runs/{uid}/events", {"kind": list(kinds), "direction": direction}, most=limit)
 
 
 def follow_events(uid: str, *, kinds: Sequence[str] = (), after: int = 0) -> Call[Any]:

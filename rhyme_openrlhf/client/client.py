@@ -5,17 +5,18 @@ Streams go on by Last-Event-ID after a broken connection, so nothing is shown tw
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
 from rhyme_openrlhf.client import calls, models
 from rhyme_openrlhf.client.access import Access
-from rhyme_openrlhf.client.calls import ENDED, PAGE, Arguments, Call
+from rhyme_openrlhf.client.calls import ENDED, Call
 from rhyme_openrlhf.client.errors import AccessError, ClientError, UnreachableError, content, in_words, refusal
 from rhyme_openrlhf.client.sse import SseEvent, SseParser
 from rhyme_openrlhf.client.transport import (
@@ -32,6 +33,27 @@ from rhyme_openrlhf.client.transport import (
 
 POLL_SECONDS = 2.0
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
+
+
+def sends(make: Callable[Given, Call[Result]]) -> Callable[Concatenate[Client, Given], Result]:
+    """Return the method that sends the request of `make`, with its parameters and description."""
+
+    @functools.wraps(make)
+    def method(client: Client, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        return client.send(make(*given, **named))
+
+    return method
+
+
+def lists(make: Callable[Given, Call[Result]]) -> Callable[Concatenate[Client, Given], Iterator[Result]]:
+    """Return the method that yields the items of the list of `make`."""
+
+    @functools.wraps(make)
+    def method(client: Client, /, *given: Given.args, **named: Given.kwargs) -> Iterator[Result]:
+        return client.pages(make(*given, **named))
+
+    return method
 
 
 class Client:
@@ -58,86 +80,30 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def whoami(self) -> models.Who:
-        """Return the user of the token."""
-        return self.send(calls.whoami())
-
-    def runs(
-        self,
-        *,
-        status: Sequence[str] = (),
-        tag: Sequence[str] = (),
-        experiment: str = "",
-        text: str = "",
-        filter: str = "",
-        columns: Sequence[str] = (),
-        archived: str = "no",
-        sort: str = "created_at",
-        direction: str = "desc",
-        limit: int = 50,
-    ) -> Iterator[models.Run]:
-        """Yield runs that match all conditions, in order; `calls.runs` explains them."""
-        call = calls.runs(
-            status=status,
-            tag=tag,
-            experiment=experiment,
-            text=text,
-            filter=filter,
-            columns=columns,
-            archived=archived,
-            sort=sort,
-            direction=direction,
-        )
-        return self.pages(call, limit)
-
-    def run(self, uid: str) -> models.RunDetail:
-        """Return a run with its configuration and attempts."""
-        return self.send(calls.run(uid))
+    whoami = sends(calls.whoami)
+    runs = lists(calls.runs)
+    run = sends(calls.run)
+    start = sends(calls.start)
+    clone = sends(calls.clone)
+    stop = sends(calls.stop)
+    resume = sends(calls.resume)
+    edit = sends(calls.edit)
+    archive = sends(calls.archive)
+    unarchive = sends(calls.unarchive)
+    delete = sends(calls.delete)
+    compare = sends(calls.compare)
+    config_difference = sends(calls.config_difference)
+    series = sends(calls.series)
+    steps = lists(calls.steps)
+    events = lists(calls.events)
+    logs = sends(calls.logs)
+    log = sends(calls.log)
+    import_directory = sends(calls.import_directory)
 
     def find(self, name: str) -> str:
         """Return the uid of a run by its uid, the beginning of its uid, its name, or "last"."""
         lookup = Lookup(name)
-        return lookup.uid or lookup.chosen(list(self.pages(*lookup.wanted())))
-
-    def start(
-        self,
-        command: str = "",
-        *,
-        arguments: Arguments | None = None,
-        name: str = "",
-        experiment: str = "",
-        tags: Sequence[str] = (),
-        notes: str = "",
-        key: str = "",
-    ) -> models.RunDetail:
-        """Start a run from a command line, from arguments by group, or from both (`calls.start`)."""
-        call = calls.start(
-            command, arguments=arguments, name=name, experiment=experiment, tags=tags, notes=notes, key=key
-        )
-        return self.send(call)
-
-    def clone(
-        self,
-        uid: str,
-        *,
-        edits: Arguments | None = None,
-        name: str = "",
-        experiment: str = "",
-        tags: Sequence[str] = (),
-        notes: str = "",
-        key: str = "",
-    ) -> models.RunDetail:
-        """Start a run with another one's settings, some of them changed."""
-        call = calls.clone(uid, edits=edits, name=name, experiment=experiment, tags=tags, notes=notes, key=key)
-        return self.send(call)
-
-    def stop(self, uid: str) -> models.RunDetail:
-        """Ask a run to end after its step, with a checkpoint."""
-        return self.send(calls.stop(uid))
-
-    def resume(self, uid: str, *, key: str = "") -> models.RunDetail:
-        """Continue a run from its last checkpoint; only once for a key."""
-        return self.send(calls.resume(uid, key=key))
+        return lookup.uid or lookup.chosen(list(self.pages(lookup.candidates())))
 
     def wait(
         self, uid: str, *, statuses: Iterable[str] = ENDED, limit_s: float = 86_400.0, poll_s: float = POLL_SECONDS
@@ -153,70 +119,10 @@ class Client:
                 return run
             time.sleep(poll_s)
 
-    def edit(
-        self,
-        uid: str,
-        *,
-        name: str | None = None,
-        notes: str | None = None,
-        tags: Sequence[str] | None = None,
-        experiment: str | None = None,
-        based_on: str = "",
-    ) -> models.RunDetail:
-        """Change what describes a run; with `based_on` only if nobody was faster (`calls.edit`)."""
-        call = calls.edit(uid, name=name, notes=notes, tags=tags, experiment=experiment, based_on=based_on)
-        return self.send(call)
-
-    def archive(self, uid: str) -> models.RunDetail:
-        """Hide a run from the default list."""
-        return self.send(calls.archive(uid))
-
-    def unarchive(self, uid: str) -> models.RunDetail:
-        """Show an archived run in the default list again."""
-        return self.send(calls.unarchive(uid))
-
-    def delete(self, uid: str) -> None:
-        """Delete an archived run that has ended, with everything it reported; its run directory stays."""
-        return self.send(calls.delete(uid))
-
-    def compare(self, uids: Sequence[str], *, points: int = 500) -> models.Comparison:
-        """Return figures and curves of runs side by side."""
-        return self.send(calls.compare(uids, points=points))
-
-    def config_difference(self, a: str, b: str) -> models.ConfigDiff:
-        """Return the settings in which two runs differ."""
-        return self.send(calls.config_difference(a, b))
-
-    def series(
-        self, uid: str, names: Sequence[str], *, points: int = 500, axis: str = "step", from_step: int = 0
-    ) -> models.Series:
-        """Return curves of a run, such as "reward" or "tokens_per_second"."""
-        return self.send(calls.series(uid, names, points=points, axis=axis, from_step=from_step))
-
-    def steps(
-        self, uid: str, *, from_step: int = 0, to_step: int = 2**31 - 1, limit: int = 1_000_000
-    ) -> Iterator[dict[str, Any]]:
-        """Yield a run's steps with all their figures."""
-        return self.pages(calls.steps(uid, from_step=from_step, to_step=to_step), limit)
-
-    def events(
-        self, uid: str, *, kinds: Sequence[str] = (), direction: str = "asc", limit: int = 1_000_000
-    ) -> Iterator[models.Event]:
-        """Yield a run's events."""
-        return self.pages(calls.events(uid, kinds=kinds, direction=direction), limit)
-
     def follow_events(self, uid: str, *, kinds: Sequence[str] = (), after: int = 0) -> Iterator[models.Event | None]:
         """Yield events as they are stored, without end; None at least every 15 seconds."""
         for one in self.follow(calls.follow_events(uid, kinds=kinds, after=after)):
             yield json.loads(one.data) if one.kind == "message" else None
-
-    def logs(self, uid: str, attempt: int) -> list[models.LogFile]:
-        """Return the log files of an attempt."""
-        return self.send(calls.logs(uid, attempt))
-
-    def log(self, uid: str, attempt: int, name: str, *, tail: int = 200) -> models.LogChunk:
-        """Return the last lines of a log file."""
-        return self.send(calls.log(uid, attempt, name, tail=tail))
 
     def follow_log(self, uid: str, attempt: int, name: str, *, start: int) -> Iterator[models.LogChunk | None]:
         """Yield what is written to a log file from byte `start` on, without end; None at least every 15 seconds."""
@@ -233,10 +139,6 @@ class Client:
                 raise refusal(response, self.url)
             yield response.iter_bytes()
 
-    def import_directory(self, directory: str) -> models.ImportReceipt:
-        """Bring in a run directory on the service's machine."""
-        return self.send(calls.import_directory(directory))
-
     def send(self, call: Call[Result]) -> Result:
         """Send a request and return its response; repeat it while the service asks to come back later."""
         with in_words(self.url):
@@ -250,13 +152,13 @@ class Client:
         found: Result = content(response, self.url)
         return found
 
-    def pages(self, call: Call[Result], most: int = PAGE) -> Iterator[Result]:
-        """Yield at most `most` items of a list, one page a request."""
-        cursor = None
-        while most > 0:
-            page = self.send(call.page(most, cursor))
+    def pages(self, call: Call[Result]) -> Iterator[Result]:
+        """Yield the items of a list, one page a request."""
+        cursor, left = None, call.most
+        while left > 0:
+            page = self.send(call.page(left, cursor))
             yield from page["items"]
-            most -= len(page["items"])
+            left -= len(page["items"])
             cursor = page["next_cursor"]
             if cursor is None:
                 return

@@ -66,11 +66,11 @@ class Lookup:
         is_uid = len(self.name) == UID_DIGITS and all(c in "0123456789abcdef" for c in self.name)
         return self.name if is_uid else ""
 
-    def wanted(self) -> tuple[Call[models.Run], int]:
-        """Return the request for candidates, and their largest number."""
+    def candidates(self) -> Call[models.Run]:
+        """Return the request for runs that the name may mean."""
         if self.name == NEWEST:
-            return calls.runs(), 1
-        return calls.runs(text=self.name, archived="all"), PAGE
+            return calls.runs(limit=1)
+        return calls.runs(text=self.name, archived="all", limit=PAGE)
 
     def chosen(self, found: Sequence[models.Run]) -> str:
         """Return the uid of the one candidate that fits. Raises ClientError."""

@@ -1,4 +1,4 @@
-"""Which engine generates which sample, with which weights, and when a sample goes elsewhere: pure decisions.
+"""Pure decisions: which engine generates which sample, with which weights, and when a sample moves.
 
 The live run and the simulator ask the same files (docs/scheduling.md). Read in this order:
 

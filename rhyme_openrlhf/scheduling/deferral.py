@@ -1,17 +1,18 @@
-"""Which prompt groups a step trains on, when one whose sample is too long may train a step later (RhymeRL 6.3), or is
-filtered out.
+"""The prompt groups that a step trains on, if some are deferred to the next step (RhymeRL 6.3) or filtered out.
 
-A prompt group trains whole. If one of its samples is deferred, the prompt group trains in the next step, and the prompt
-group of that next step that is finished first is pulled forward in its place: so every step trains on as many as it
-drew. A deferred one is then at most two steps off policy, all others at most one. A prompt group that is filtered out
-(dropped) is replaced in its own step, or where there is nothing to replace it, pulled forward in the same way
-within the epoch.
+A prompt group trains whole. If one of its samples is deferred, the prompt group trains in the next step. The prompt
+group of the next step that finishes first is pulled forward in its place, so every step trains on as many as it drew. A
+deferred prompt group is at most two steps off policy, all others at most one. A prompt group that is filtered out
+(dropped) is replaced in its own step. Without a replacement, one of the same epoch is pulled forward.
 
-Invariants: every prompt group that is not dropped trains exactly once, in its own step, one later (deferred) or one
-earlier (pulled); none is deferred twice or pulled and deferred; a step's batch is as large as the step, or if prompt
-groups were dropped and not replaced, as large as what the next step of the epoch can give makes it, which keeps one; in
-the last step of an epoch nothing is deferred, because each epoch trains its own prompts; a deferral that would leave a
-step without enough prompt groups to pull is refused.
+Invariants:
+- Every prompt group that is not dropped trains exactly once: in its own step, one later (deferred) or one earlier
+  (pulled).
+- None is deferred twice, or pulled and deferred.
+- A batch is as large as its step. If prompt groups were dropped without a replacement, it is as large as the next step
+  of the epoch can make it; that step keeps one.
+- In the last step of an epoch nothing is deferred, because each epoch trains its own prompts.
+- A deferral that would leave a step without enough prompt groups to pull is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Step(Generic[PromptGroup]):
 
     @property
     def can_give(self) -> int:
-        """How many of its own may still be pulled, now or when they have ended."""
+        """The number of its own prompt groups that may still be pulled, now or when they have ended."""
         return len(self.own) - len(self.deferred) - len(self.pulled)
 
 
@@ -55,13 +56,13 @@ class BatchLedger(Generic[PromptGroup]):
         self._steps: dict[int, _Step[PromptGroup]] = {}
 
     def add(self, step: int, prompt_groups: Iterable[PromptGroup], epoch: int = 0) -> None:
-        """The step's generation begins with these. Raises ValueError if it did before."""
+        """Begin a step's generation with these prompt groups. Raises ValueError if it began before."""
         if step in self._steps:
             raise ValueError(f"step {step} has begun before")
         self._steps[step] = _Step(set(prompt_groups), epoch)
 
     def ended(self, step: int, prompt_group: PromptGroup) -> None:
-        """All samples of one of the step's own prompt groups are finished (a deferred one too). Raises ValueError."""
+        """Note that one of the step's own prompt groups, deferred or not, is finished. Raises ValueError."""
         own = self._steps[step]
         if prompt_group not in own.own or prompt_group in own.ended:
             raise ValueError(f"{prompt_group!r} is not of step {step}, or ended before")
@@ -71,7 +72,7 @@ class BatchLedger(Generic[PromptGroup]):
             self._pull(step - 1)
 
     def drop(self, step: int, prompt_group: PromptGroup, instead: PromptGroup | None = None) -> None:
-        """One of the step's own will not train at all; `instead`: what is generated for the step in its place.
+        """Drop one of the step's own prompt groups from training; `instead`: its replacement in the same step.
 
         Raises ValueError for one that ended, or trains elsewhere, and for a step whose batch was handed out.
         """
@@ -89,12 +90,12 @@ class BatchLedger(Generic[PromptGroup]):
             own.own.add(instead)
 
     def stays(self, step: int) -> set[PromptGroup]:
-        """Those of the step's own that train in it, as far as can be said."""
+        """Return the step's own prompt groups that train in it, as far as is known."""
         own = self._steps[step]
         return own.own - own.deferred - own.pulled.keys()
 
     def defer(self, step: int, prompt_group: PromptGroup) -> bool:
-        """Whether the prompt group trains in the next step from now on; False: it stays, as if nothing was asked."""
+        """Defer a prompt group to the next step. Return False if that is refused; then nothing has changed."""
         own, following = self._steps[step], self._steps.get(step + 1)
         if prompt_group in own.deferred:
             return True
@@ -112,12 +113,11 @@ class BatchLedger(Generic[PromptGroup]):
         return True
 
     def certain(self, step: int) -> tuple[PromptGroup, ...]:
-        """What is finished and will be in the step's batch whatever comes, once the step before has its own."""
+        """Return the finished prompt groups of the coming batch; none until the step before has its batch."""
         return tuple(itertools.chain.from_iterable(self._certain(step)))
 
     def newly_certain(self, step: int) -> tuple[PromptGroup, ...]:
-        """What `certain` has by now, and had not when this was last asked: asked whenever one ends, it goes through no
-        whole step."""
+        """Return what `certain` has gained since the last call, without going through a whole step."""
         parts = self._certain(step)
         if not parts:
             return ()
@@ -131,21 +131,25 @@ class BatchLedger(Generic[PromptGroup]):
         return found
 
     def _certain(self, step: int) -> tuple[dict[PromptGroup, None], ...]:
-        """The step's own, the next one's that were pulled, and the late ones of the step before. Once the step before
-        has its batch, all only grow; before that there are none."""
+        """Return three parts: the step's own, those pulled from the next step, and the late ones of the step before.
+
+        They are empty until the step before has its batch; from then on they only grow.
+        """
         own, before, following = (self._steps.get(number) for number in (step, step - 1, step + 1))
         if own is None or step > self._handed_out + 1:
             return ()
         return own.staying, following.pulled if following else {}, before.late if before else {}
 
     def swapped(self, step: int) -> tuple[tuple[PromptGroup, ...], tuple[PromptGroup, ...]]:
-        """What the step's batch leaves to the next, and what it took of the next one's own: as many; once it is handed
-        out."""
+        """Return the prompt groups that the handed-out batch left to the next step, and those it pulled from it.
+
+        Both have the same length.
+        """
         own, following = self._steps[step], self._steps.get(step + 1)
         return tuple(own.deferred), tuple(following.pulled) if following else ()
 
     def batch(self, step: int) -> tuple[PromptGroup, ...] | None:
-        """The prompt groups that the step trains on, once all are finished and the step before has its own; else None.
+        """Return the step's batch; None until all of it is finished and the step before has its batch.
 
         Handed out once: after that the step's batch is fixed. Raises ValueError if it was handed out before.
         """
@@ -169,8 +173,10 @@ class BatchLedger(Generic[PromptGroup]):
         return order
 
     def _owed_by_next(self, step: int) -> int:
-        """How many prompt groups the next step has still to give: for each deferred one, and within an epoch for each
-        that was dropped, if one of its own is left."""
+        """Return how many prompt groups the next step still has to give.
+
+        It gives one for each deferred one. Within an epoch it also gives one for each dropped one, while it keeps one.
+        """
         own, following = self._steps[step], self._steps.get(step + 1)
         if following is None:
             return len(own.deferred)
@@ -180,7 +186,7 @@ class BatchLedger(Generic[PromptGroup]):
         return min(owed + own.short, max(owed, following.can_give - 1))
 
     def _pull(self, step: int) -> None:
-        """What the step lacks is replaced by what ended first in the next."""
+        """Replace what the step lacks by what ended first in the next step."""
         following = self._steps.get(step + 1)
         if following is None or step <= self._handed_out:
             return

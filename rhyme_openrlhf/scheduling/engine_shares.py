@@ -14,14 +14,15 @@ Where the figure is silent or wrong:
 - Its precision is a second; ours is a fraction of d_max, since steps of a small model take less than that.
 - Engines left over go, one at a time, to the rank group that would finish last, up to its most.
 - Fewer engines than rank groups: `most_groups` says how many rank groups there may be; tier 1 makes that many.
-- The smallest gradient is not always the shortest cycle (an odd and an even step, in opposite order): over unequal
-  shares linear times are no longer linear over the engines, and a rank group with more than half of them meets itself
-  in the next step. So a steepest descent begins at the plan of each t0 and at equal shares. Each of its steps makes the
-  best of all shifts of engines between two rank groups. The shortest cycle of all wins, which may have more idle time
-  than equal shares: a shorter cycle trains more samples a second.
+- The smallest gradient is not always the shortest cycle (an odd and an even step, in opposite order). Over unequal
+  shares, linear times are no longer linear over the engines. A rank group with more than half of the engines meets
+  itself in the next step. So a steepest descent begins at the plan of each t0 and at equal shares. Each of its steps
+  makes the best of all shifts of engines between two rank groups. The shortest cycle of all wins, which may have more
+  idle time than equal shares: a shorter cycle trains more samples a second.
 
-Invariants: the shares add up to at most the engines (exactly, unless every rank group has its most), each between
-fewest and most; the cycle is never longer than with equal shares.
+Invariants:
+- Each share lies between fewest and most. The shares add up to the engines, unless every rank group has its most.
+- The cycle is never longer than with equal shares.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an engine says of itself at a set interval: its samples, its room, its speed, its weights. Pure.
+"""An engine's report at a set interval: its samples, its free room, its speed and its weights. Pure.
 
-Invariant: a status costs an engine one look at its scheduler between two steps, and is as of that moment; figures over
-time (`tokens_per_second`, `decode`) are of the time since the status before.
+Invariants: a status costs an engine one look at its scheduler between two decode steps, and holds for that moment.
+Figures over time (`tokens_per_second`, `decode`) are of the time since the status before.
 """
 
 from __future__ import annotations

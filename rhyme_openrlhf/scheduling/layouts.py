@@ -6,9 +6,11 @@ then a switch is nothing but moves. If they do not, only the layout that runs ha
 memory from one and gives it to the other. Engines of the aligned layout have the first numbers, those of the tail
 layouts the next ones, smaller sizes first.
 
-Invariants: a layout covers each device once; what is planned fits into what is offered (with `both_awake` the sum
-counts, else the largest), or is refused in one sentence with the flag that would make it fit; a tail engine holds as
-many tokens as an aligned one unless told otherwise.
+Invariants:
+- A layout covers each device once.
+- The plan fits into the memory offered; with `both_awake` the sum of the layouts counts, else the largest. A plan that
+  does not fit is refused in one sentence with the flag that would make it fit.
+- A tail engine holds as many tokens as an aligned one, unless a setting says otherwise.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Model:
-    """As much of a model as layouts need. `weight_bytes`: of all parameters. `longest_bytes`: of the KV cache of the
-    longest sample, all heads; 0 if nobody asks.
+    """The figures of a model that layouts need. `weight_bytes`: of all parameters. `longest_bytes`: of the KV cache of
+    the longest sample, all heads; 0 if it does not matter.
     """
 
     heads: int
@@ -39,7 +41,7 @@ class Model:
     longest_bytes: int = 0
 
     def kv_share(self, size: int) -> float:
-        """The part of each token's KV cache that a rank of such an engine holds: replicated heads are whole."""
+        """Return the part of each token's KV cache that a rank of such an engine holds; replicated heads are whole."""
         return max(self.kv_heads // size, 1) / self.kv_heads
 
 
@@ -70,11 +72,11 @@ class LayoutPlan:
 
     @property
     def devices(self) -> int:
-        """Of each layout."""
+        """The devices of each layout."""
         return self.engines * self.size
 
     def aligned(self, numbers: Sequence[int]) -> list[int]:
-        """Those of these engines that prompts go to."""
+        """Return those of these engines that prompts go to."""
         return [number for number in numbers if number < self.engines]
 
     @property
@@ -88,18 +90,18 @@ class LayoutPlan:
         return (self.kv_mb, *(tail.kv_mb for tail in self.tails))
 
     def numbers(self, layout: int) -> range:
-        """The engines of a layout."""
+        """Return the engines of a layout."""
         counts = [self.engines, *(tail.engines for tail in self.tails)]
         first = sum(counts[:layout])
         return range(first, first + counts[layout])
 
     def layouts(self) -> dict[int, int]:
-        """The layout of each engine, by number."""
+        """Return the layout of each engine, by number."""
         return {number: layout for layout in range(len(self.sizes)) for number in self.numbers(layout)}
 
 
 def plan_layouts(engines: int, size: int, tail_sizes: Sequence[int], model: Model) -> LayoutPlan:
-    """The layouts of `engines` engines of `size` devices with tails of such sizes. Raises LayoutError."""
+    """Return the layouts of `engines` engines of `size` devices with tails of such sizes. Raises LayoutError."""
     devices = engines * size
     if devices < 2:
         raise LayoutError("--tp_switch.enable needs two devices: --vllm.num_engines 1 has one")
@@ -131,7 +133,7 @@ def _check_size(engines: int, size: int, tail_size: int, model: Model) -> None:
 
 
 def check_nodes(nodes: Sequence[str], sizes: Sequence[int]) -> None:
-    """Whether the ranks of each engine are on one node, which moves within a node need.
+    """Return whether the ranks of each engine are on one node, which moves within a node need.
 
     `nodes`: of each device, in the order in which engines take them. Raises LayoutError.
     """
@@ -140,21 +142,21 @@ def check_nodes(nodes: Sequence[str], sizes: Sequence[int]) -> None:
             over = set(nodes[first : first + size])
             if len(over) > 1:
                 raise LayoutError(
-                    f"--tp_switch.size {size}: the devices that Ray gave do not divide into engines of {size} on one "
+                    f"--tp_switch.size {size}: Ray's devices do not divide into engines of {size} on one "
                     f"node each ({', '.join(f'{nodes.count(node)} on one' for node in sorted(set(nodes)))}); a "
                     "size that divides the devices of every node can be"
                 )
 
 
 MB = 1024**2
-# What a process of an engine takes beside weights and KV cache, where weights lie in the machine's own memory: an actor
-# with vLLM's frontend, an engine core, a worker (measured, docs/benchmarks.md).
+# Memory of an engine's process (actor with vLLM's frontend, engine core, worker) beside weights and KV cache, if
+# weights are in main memory. Measured: docs/benchmarks.md.
 PROCESS_MB = 600
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What engines may take: `free` bytes of each device; `said`: the same for a person, as the end of a sentence.
+    """The memory offered to engines: `free` bytes of each device; `said`: the same as the end of a sentence.
 
     `reserve_mb`: what each rank takes beside weights and KV cache where that is on the device (GPUs); None: as much as
     the engines' processes do (their memory is the devices').
@@ -190,14 +192,14 @@ class Share:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What each layout takes of each device."""
+    """The memory that each layout takes of each device."""
 
     shares: tuple[Share, ...]
     both_awake: bool
 
     @property
     def fixed(self) -> int:
-        """Of each device, whichever layout runs."""
+        """The memory of each device that every layout takes at any time."""
         return sum(share.weights + share.reserve for share in self.shares)
 
     @property
@@ -208,12 +210,12 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Of each device at most."""
+        """The most memory that is taken of each device."""
         return self.fixed + self.caches
 
 
 def plan_memory(plan: LayoutPlan, model: Model, offer: Offer) -> MemoryPlan:
-    """What a plan takes of each device."""
+    """Return the memory that a plan takes of each device."""
     return MemoryPlan(
         tuple(
             Share(model.weight_bytes // size, kv_mb * MB, _reserve(size, plan.devices, offer))
@@ -224,7 +226,7 @@ def plan_memory(plan: LayoutPlan, model: Model, offer: Offer) -> MemoryPlan:
 
 
 def with_caches(plan: LayoutPlan, model: Model, asked: Asked, offer: Offer) -> LayoutPlan:
-    """The plan with the size of every KV cache, and whether they are there together. Raises LayoutError."""
+    """Return the plan with the size of every KV cache, and whether they exist together. Raises LayoutError."""
     ways = {AUTO: (True, False), TOGETHER: (True,), TURNS: (False,)}[asked.caches]
     tried = [_sized(dataclasses.replace(plan, both_awake=way), model, asked, offer) for way in ways]
     for sized in tried:
@@ -234,13 +236,13 @@ def with_caches(plan: LayoutPlan, model: Model, asked: Asked, offer: Offer) -> L
 
 
 def memory_sentence(plan: LayoutPlan, model: Model, offer: Offer) -> str:
-    """A plan that fits, in one sentence."""
+    """Return a sentence on a plan that fits."""
     turns = "" if plan.both_awake else "; only the layout that runs has its KV cache"
     return f"layouts: {_parts(plan, plan_memory(plan, model, offer))}, {offer.said}{turns}"
 
 
 def _sized(plan: LayoutPlan, model: Model, asked: Asked, offer: Offer) -> LayoutPlan:
-    """With as much KV cache as is asked for; where it is to be what is left, with that."""
+    """Return the plan with the KV caches asked for; where none is given, with the memory that is left."""
     ratios = [model.kv_share(tail.size) / model.kv_share(plan.size) for tail in plan.tails]
     kv_mb = asked.kv_mb
     if not kv_mb:
@@ -297,7 +299,7 @@ def _parts(plan: LayoutPlan, memory: MemoryPlan) -> str:
 
 
 def _reserve(size: int, devices: int, offer: Offer) -> int:
-    """Of one layout on each device."""
+    """Return the reserve of one layout on each device."""
     if offer.reserve_mb is not None:
         return offer.reserve_mb * MB
     # Of an engine: its actor, its core, and a worker for each rank if there is more than one.

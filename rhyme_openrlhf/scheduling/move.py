@@ -1,22 +1,24 @@
-"""One move: an unfinished sample goes on at another engine as if nothing had happened. Its state machine: pure.
+"""The state machine of one move: an unfinished sample goes on at another engine as if nothing had happened. Pure.
 
-A move takes steps, one at a time; each is an order to one or both engines, and its reply says how the move goes on:
+A move takes steps, one at a time. Each is an order to one or both engines, and its reply says how the move goes on:
 
     ASKED --reserve--> RESERVED --stage--> STAGING --stop--> STOPPED --transfer--> TRANSFERRED --start--> RUNNING
                        RESERVED ------stop (recompute)-----> STOPPED ----------start--------------------> RUNNING
 
-The source stages while it goes on generating, and keeps the stopped sample (tokens and KV blocks) until the destination
-has said that it runs it. So until then every fault has an answer that loses nothing.
+The source stages while it goes on generating. It keeps the stopped sample (tokens and KV blocks) until the destination
+reports that it runs. So until then every fault has an answer that loses nothing.
 
 A move that *hands over* has one step more, `expect`, between `stage` and `stop`: the destination gets the request and
-waits. The source that stops then writes the rest beside the staged blocks, in one piece that is there or not, and with
-it the destination goes on between two of its steps, without another order; `start` only asks whether it has. Which of
-the two may generate while `stop` is not answered is decided by that writing, which the source does after its last step
-for the sample. So a `stop` that may have been followed is undone at the destination first, then at the source.
+waits. The source then stops and writes the rest beside the staged blocks, in one piece. With that piece the destination
+goes on between two of its steps, without another order; `start` only queries whether it has. The source writes after
+its last step for the sample, and the writing decides which of the two may generate while `stop` is not answered. So a
+`stop` that may have been followed is undone at the destination first, then at the source.
 
-Invariants: `may_generate` names the one engine that may generate for the sample, none while it is on the way; a
-reservation is taken up by the sample or released by `cleanup`; a move ends in one of ENDED, whatever is replied; the
-source resumes only what the destination does not have (any more).
+Invariants:
+- `may_generate` names the one engine that may generate for the sample, none while it is on the way.
+- A reservation is taken up by the sample or released by `cleanup`.
+- A move ends in one of ENDED after any sequence of replies.
+- The source resumes only a sample that the destination does not have (any more).
 
 Faults and their answers:
 
@@ -30,12 +32,12 @@ Faults and their answers:
 - *The KV cache cannot be carried* (the sample was preempted, the buffer is torn or finds no room, the layouts differ):
   recomputed at the destination.
 - *A reply does not come in time*, or an order fails half-way: it is unknown whether the order was followed, so the
-  opposite is ordered: `withdraw` after `start` and after a `stop` that hands over, `resume` after `stop`. Who does not
-  answer that either counts as lost: whatever it sends of the sample later is thrown away (the keeper numbers a sample's
-  stays).
-- *Ordered twice*, *to the engine it is on*, *while weights load*, or *between weight versions* (unless the policy
-  allows it; then only by recompute, because no KV block made by one version is used by another): refused, and nothing
-  was begun.
+  opposite is ordered: `withdraw` after `start` and after a `stop` that hands over, `resume` after `stop`. An engine
+  that does not answer that either counts as lost. Its later output for the sample is dropped (the keeper numbers a
+  sample's stays).
+- *Ordered twice*, *to the engine it is on*, or *while weights load*: refused, and nothing was begun.
+- *Between weight versions*: refused too, unless the policy allows it. Then the move is a recompute, because a KV block
+  of one version is never used by another.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from rhyme_openrlhf.settings.moves import KV_TRANSFER, RECOMPUTE
 
 
 class Phase(StrEnum):
-    """How far a move is."""
+    """The phase of a move."""
 
     ASKED = "asked"
     RESERVED = "reserved"
@@ -71,7 +73,7 @@ ENDED = MOVED | {Phase.CANCELLED, Phase.LOST}
 
 
 class Step(StrEnum):
-    """What is to be ordered next. Every order is safe to give twice."""
+    """The next order of a move. Every order is safe to give twice."""
 
     RESERVE = "reserve"
     """Destination: hold blocks for the sample, by reference, and a seat in the batch."""
@@ -93,7 +95,7 @@ class Step(StrEnum):
 
 
 class Reply(StrEnum):
-    """What became of an order."""
+    """The result of an order."""
 
     DONE = "done"
     REFUSED = "refused"
@@ -113,7 +115,7 @@ class Reply(StrEnum):
 
 
 class Cleanup(StrEnum):
-    """What is still to be tidied when a move is over. None of it changes who generates; all are safe to give twice."""
+    """The orders left when a move is over. None changes which engine generates; all are safe to give twice."""
 
     RELEASE = "release"
     """Destination: give the reservation up, and end the sample, if either is there."""
@@ -155,7 +157,7 @@ class Move:
 
     @property
     def over(self) -> bool:
-        """Whether nothing but `cleanup` is left to do."""
+        """The move has ended: only `cleanup` is left to do."""
         return self.phase in ENDED
 
     @property
@@ -178,7 +180,7 @@ class Move:
         return self.source
 
     def after(self, reply: Reply, reason: str = "") -> Move:
-        """The move after `step` was answered with `reply`; `reason` is kept if this takes it off its way.
+        """Return the move after the reply to `step`; `reason` is kept if the move does not go on as planned.
 
         Raises ValueError if the move is over.
         """

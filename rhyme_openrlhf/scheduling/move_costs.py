@@ -1,19 +1,22 @@
-"""How a sample's KV cache gets to another engine, sent or computed again, and what that costs the sample. Pure.
+"""The carrier of a sample's KV cache to another engine, KV transfer or recompute, and its cost. Pure.
 
-The cost is the seconds from the sample's stop at the source to its first token elsewhere. A live run and a simulated
-run ask this file alike, and both teach it what their moves took.
+The cost is the seconds from the sample's stop at the source to its first token elsewhere. Live and simulated runs both
+use this file, and both teach it what their moves took.
 
-KV transfer (PAT 4.3, equation 2, in two stages as RLHFSpec 6.2): all but the last blocks are copied while the sample
-runs on, so what it waits for does not depend on its context: the end of the destination's step under way, and the
-destination's first step with it; between two nodes also the way of the last blocks. Recompute (PAT equations 3 and 4):
-the destination's step under way, and a prefill of the whole context beside its decoding samples. Each has a part that
-no model knows (messages, copies, an engine that prefills slower beside others): learnt from the moves that were made,
-apart for contexts of each power of two, because attention over a long context is off by another factor than a short
-one's products.
+- **KV transfer** (PAT 4.3, equation 2, in two stages as RLHFSpec 6.2) copies all but the last blocks while the sample
+  runs on. So the wait does not depend on its context. It is the rest of the destination's step under way, and its first
+  step with the sample; between two nodes also the way of the last blocks.
+- **Recompute** (PAT equations 3 and 4) waits for the destination's step under way, and for a prefill of the whole
+  context beside its decoding samples.
 
-Invariants: what was never measured is not predicted (None); a move that met a stall (a garbage collection, a kernel
-that is built, another job) is one observation of several, of which the middle one counts; the carrier chosen is the
-cheaper one of those predicted; where nothing is known the KV cache is sent.
+Each also has a part that no model knows: messages, copies, an engine that prefills slower beside others. It is learnt
+from the moves that were made. Contexts of each power of two are learnt apart, because predictions for long contexts are
+off by other factors.
+
+Invariants:
+- What was never measured is not predicted (None).
+- The median of several observations counts, so a move that met a stall does little.
+- The carrier chosen is the cheaper one of those predicted. Where nothing is known, the KV cache is sent.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Destination:
 
 
 class MoveCosts:
-    """Of one run. `transfer`: the profile's, for prefills; None: recompute is not predicted until it was seen."""
+    """The costs of one run. `transfer`: the profile's, for prefills; None: recompute is predicted once it was seen."""
 
     def __init__(self, transfer: TransferModel | None = None) -> None:
         self.transfer = transfer
@@ -100,7 +103,7 @@ class MoveCosts:
         return UNDER_WAY * destination.step_s + profiled * math.exp(nearest(self._slower, context) or 0.0)
 
     def cheaper(self, context: int, destination: Destination) -> str | None:
-        """The carrier with the lower prediction; KV transfer where only its cost is not known yet, None for neither."""
+        """Return the carrier with the lower prediction; KV transfer if only its cost is unknown, None if both are."""
         sent, again = (self.predicted(carrier, context, destination) for carrier in (KV_TRANSFER, RECOMPUTE))
         if again is None:
             return None if sent is None else KV_TRANSFER
@@ -110,7 +113,7 @@ class MoveCosts:
         return KV_TRANSFER if sent <= again else RECOMPUTE
 
     def learn(self, carrier: str, context: int, destination: Destination, seconds: float) -> None:
-        """A move by this carrier, as it was in the end, took so many seconds without a token."""
+        """Learn from a move by this carrier, in which the sample had no token for `seconds`."""
         if carrier == KV_TRANSFER:
             # A sample can meet a step's end at once: never below nothing.
             _remember(self._extra_s[destination.near], context, max(seconds - self._steps(destination), 0.0))
@@ -142,8 +145,9 @@ def _remember(known: dict[int, deque[float]], context: int, value: float) -> Non
 
 
 def nearest(known: Mapping[int, Sequence[float]], context: int) -> float | None:
-    """The middle one of what is known of contexts of this size (of two the lower), or else of the size that is nearest,
-    the larger of two; None for nothing.
+    """Return the lower median of what is known of contexts of this size, or else of the nearest size; None for nothing.
+
+    Of two sizes that are equally near, the larger one counts.
     """
     if not known:
         return None

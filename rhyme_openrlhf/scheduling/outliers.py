@@ -1,4 +1,4 @@
-"""Which running samples are too long for their rank group, and where they go (RhymeRL 6.3).
+"""Outliers: running samples that are too long for their rank group, and their destinations (RhymeRL 6.3).
 
 A sample is an outlier if two things hold. It is among the last alpha of its rank group's samples that still run, and it
 is longer than beta times the rank group's longest historical length. A prompt's historical length is the median of its
@@ -9,8 +9,10 @@ The paper describes destinations in words only ("groups with short rollout lengt
 migrated"). Here an outlier goes to an engine of a longer rank group that still generates in the same step, and to the
 next step if there is none.
 
-Invariants: no sample within beta of its rank group's history is an outlier; at most alpha of a rank group's samples,
-rounded up, are outliers at a time; a destination is never an engine of the sample's own rank group.
+Invariants:
+- No sample within beta of its rank group's history is an outlier.
+- At most alpha of a rank group's samples, rounded up, are outliers at a time.
+- A destination is never an engine of the sample's own rank group.
 """
 
 from __future__ import annotations

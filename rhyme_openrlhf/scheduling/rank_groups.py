@@ -1,12 +1,13 @@
 """Tier 1: the prompts of a step, ranked by how long their last responses were, in rank groups (RhymeRL 6.2, 6.4).
 
-A rank group is an equal share of the ranked prompts. In odd steps the rank groups go over the engines from the shortest
-to the longest, in even steps from the longest to the shortest, so that an engine with long responses in one step has
-short ones in the next.
+A rank group is an equal share of the ranked prompts. In odd steps the rank groups go over the engines from short to
+long, in even steps from long to short. So an engine with long responses in one step has short ones in the next.
 
-Invariants: each prompt is in exactly one rank group; their sizes differ by at most one; no prompt of a rank group has a
-longer history than one of the next; prompts without history stand in the middle of the ranking; equal lengths keep
-the order of the prompts, so the same input gives the same groups.
+Invariants:
+- Each prompt is in exactly one rank group; their sizes differ by at most one.
+- No prompt of a rank group has a longer history than one of the next.
+- Prompts without history are in the middle of the ranking.
+- Equal lengths keep the order of the prompts, so the same input gives the same groups.
 """
 
 from __future__ import annotations

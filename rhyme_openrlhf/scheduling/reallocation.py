@@ -1,14 +1,17 @@
-"""Samples go from engines that run many to engines that run few (RLHFSpec 6.1, equation 6), and when that is decided.
+"""Reallocation: samples move from engines that run many to engines that run few (RLHFSpec 6.1, equation 6).
 
 Throughput over the number of running samples rises and then stays level. Its knee is the threshold: an engine above it
 gives samples away at little cost, one below it gains by each. Sources (above) and destinations (below) are paired by
 the largest difference; each pair moves min(source - threshold, threshold - destination).
 
-Invariants: a source keeps at least the threshold, a destination gets at most up to it; an engine takes part in at most
-one pair of a decision; no pairing moves more samples in all (if all destinations have room); a destination's free KV
-cache and seats hold what it gets; engines of different weight versions, and those that load weights, are not evened out
-with each other; a threshold that was given is used as it is, else it is the knee of the latency model, which whoever
-hears the engines keeps corrected by their decode steps; without either nothing moves.
+Invariants:
+- A source keeps at least the threshold, a destination gets at most up to it.
+- An engine takes part in at most one pair of a decision.
+- No pairing moves more samples in all, if all destinations have room.
+- A destination's free KV cache and seats hold what it gets.
+- Engines exchange samples only with engines of the same weight version. Engines that load weights take no part.
+- A given threshold is used as it is. Otherwise it is the knee of the latency model, corrected by the engines' decode
+  steps. Without either nothing moves.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ import numpy as np
 from rhyme_openrlhf.latency.predictor import Predictor, SecondsOfMany
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus, reported_speculation
 
-# A sample that adds less than this part of what the first one brought is beyond the knee: of an ideal roofline (a
-# slope, then level) any part between 0 and 1 gives the corner, and a half is as far from both as can be.
+# A sample that adds less than this part of what the first one brought is beyond the knee. On an ideal roofline (a
+# slope, then level) any part between 0 and 1 gives the corner; a half is farthest from both.
 LEVEL = 0.5
 
 
@@ -34,7 +37,7 @@ RunningSample = tuple[int, float, int]
 
 
 class EngineLoad(NamedTuple):
-    """What an engine reported: its samples, the tokens of KV cache it has free, and its free seats (None: enough)."""
+    """An engine's reported load: its samples, free tokens of KV cache, and free seats (None: enough)."""
 
     engine: int
     running: Sequence[RunningSample]
@@ -52,7 +55,7 @@ class Reallocation:
 
 
 def knee(throughput: Callable[[int], float], most: int) -> int:
-    """The number of samples, 1 to `most`, from which one more brings less than LEVEL of what the first brought.
+    """Return the number of samples, 1 to `most`, from which one more brings less than LEVEL of what the first brought.
 
     `throughput(n)`: tokens a second with n samples. Measured throughput is a staircase; what counts is the smallest
     concave curve above it, so an edge where nothing is won for one sample is not taken for the knee.
@@ -79,7 +82,7 @@ def knee(throughput: Callable[[int], float], most: int) -> int:
 def speculative_knee(
     seconds_of: SecondsOfMany, context: float, tokens_per_step: float, drafts: float, most: int
 ) -> int:
-    """The knee where each sample has `context` tokens, verifies `drafts` and gains `tokens_per_step` tokens a step.
+    """Return the knee if each sample has `context` tokens, verifies `drafts` and gains `tokens_per_step` tokens a step.
 
     `seconds_of`: of steps, in all (`Predictor.seconds_of`).
     """
@@ -91,7 +94,7 @@ def speculative_knee(
 
 
 def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation]:
-    """What to move now. Of a source, samples with shorter context and fewer accepted tokens go first."""
+    """Return the moves to make now. Samples with shorter context, then fewer accepted tokens, leave a source first."""
     counted = [(len(e.running), e) for e in loads]
     sources = sorted((it for it in counted if it[0] > threshold), key=lambda it: (-it[0], it[1].engine))
     destinations = sorted((it for it in counted if it[0] < threshold), key=lambda it: (it[0], it[1].engine))
@@ -124,7 +127,7 @@ class Cooldown:
         self._last: int | None = None
 
     def due(self, step: int) -> bool:
-        """Whether to decide at this decode step (counted over the run, never falling); notes it if so."""
+        """Return whether to decide at this decode step (counted over the run, never falling), and note it if so."""
         if self._last is not None and step - self._last < self._steps:
             return False
         self._last = step
@@ -133,7 +136,7 @@ class Cooldown:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How samples of all engines decode, in the mean, for the knee.
+    """The mean decode step of all engines' samples, from which the knee follows.
 
     `context`: tokens of a sample; `tokens_per_step` and `drafts`: of a sample's decode step; `seats`: samples that an
     engine runs at most.
@@ -146,7 +149,7 @@ class Decoding:
 
 
 class ReallocationPolicy:
-    """That of one run. `threshold`: samples, 0 for the knee; `cooldown`: decode steps between two decisions.
+    """The policy of one run. `threshold`: samples, 0 for the knee; `cooldown`: decode steps between two decisions.
 
     `knee_of`: `reallocation.speculative_knee`, or that with its answers kept, where step times are never corrected.
     """
@@ -161,7 +164,7 @@ class ReallocationPolicy:
         """The threshold of the last decision, 0 before there is one."""
 
     def decide(self, statuses: Sequence[EngineStatus], numbers: Mapping[str, int]) -> list[Reallocation]:
-        """What to move now, if anything.
+        """Return the moves to make now, if any.
 
         `numbers`: the samples that can be moved, by their place at an engine; others only count as load.
         """
@@ -172,7 +175,7 @@ class ReallocationPolicy:
         return self.orders(taking_part, numbers)
 
     def due(self, counts: Sequence[int], steps: int) -> bool:
-        """Whether to decide now; begins the cooldown if so.
+        """Return whether to decide now, and begin the cooldown if so.
 
         `counts`: samples of each engine that takes part; `steps`: decode steps of the engine that made most.
         """
@@ -180,14 +183,14 @@ class ReallocationPolicy:
         return bool(counts) and max(counts) - min(counts) >= 2 and self._cooldown.due(self._steps)
 
     def orders(self, taking_part: Sequence[EngineStatus], numbers: Mapping[str, int]) -> list[Reallocation]:
-        """What to move, once a decision is due; arguments as `decide`, of engines that take part."""
+        """Return the moves of a decision that is due; arguments as `decide`, of engines that take part."""
         by_version = defaultdict(list)
         for status in taking_part:
             by_version[status.weight_version].append(_load(status, numbers))
         return self.moves(list(by_version.values()), _decoding(taking_part))
 
     def moves(self, loads: Sequence[Sequence[EngineLoad]], decoding: Decoding | None) -> list[Reallocation]:
-        """What to move between engines of the same weights, each a list of loads; samples below 0 cannot be moved.
+        """Return the moves between engines of the same weights, each a list of loads; samples below 0 cannot be moved.
 
         `decoding`: of all engines that take part; None: none has a sample.
         """

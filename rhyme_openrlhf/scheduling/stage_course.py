@@ -11,8 +11,10 @@ The samples of an engine go on at one pace, as many as still run. A group of sam
 a next class, and each cut's decode steps are timed by its middle. Every engine is a group of its own; samples that are
 spread evenly over a layout's engines are one group.
 
-Invariants: no random numbers, so the same state gives the same answer; at least one token remains for each sample, and
-no response is longer than allowed; many moments asked at once have the same answers as one after the other.
+Invariants:
+- No random numbers, so the same state gives the same answer.
+- At least one token remains for each sample, and no response is longer than allowed.
+- Many moments at once have the same answers as one after the other.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class UnfinishedSamples:
 
     @staticmethod
     def of(samples: Sequence[Unfinished]) -> UnfinishedSamples:
-        """These, in this order."""
+        """Return these samples in columns, in this order."""
         rows: dict[tuple[int, ...], int] = {}
         history = [rows.setdefault(sample.earlier, len(rows)) for sample in samples]
         return UnfinishedSamples(
@@ -129,8 +131,10 @@ class Course:
         return list(zip(lefts.tolist(), moments.tolist(), strict=True))
 
     def when(self, lefts: Sequence[int]) -> tuple[list[float], list[list[int]], NDArray[np.float64], NDArray[np.int64]]:
-        """For numbers of samples left, of those in `fewer`: seconds until then, in the mean; what contexts those have
-        then, usually; the mean of these in each scenario; and what is then left of each sample, behind zeros.
+        """Return the state of the stage when each of `lefts` samples, numbers in `fewer`, are left.
+
+        Four parts: the mean seconds until then; their usual contexts; the mean context in each scenario; and the tokens
+        still to come of each sample, behind zeros.
         """
         asked = np.array(lefts)
         usual, rest, means = stages.when_left(
@@ -144,7 +148,7 @@ class Course:
 
     @functools.cached_property
     def _ends(self) -> NDArray[np.float64]:
-        """When each sample ends in each scenario, seconds."""
+        """Return the seconds until each sample ends, in each scenario."""
         found: NDArray[np.float64] = stages.moments_of_ends(
             self._had, self._clock, self._counts, self._engine, self._remaining
         )
@@ -163,8 +167,10 @@ def spread(layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.in
 
 
 def evenly(layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: Sequence[int]) -> list[float]:
-    """For each group of samples their seconds, spread over the layout's engines and all going on at the same pace, the
-    mean of the scenarios. Arguments as `_timed`."""
+    """Return each group's seconds if its samples are spread over the layout's engines and go on at the same pace.
+
+    The result is the mean of the scenarios; arguments as `_timed`.
+    """
     _, tokens, steps, counts = _timed(layout, contexts, rest, np.array(sizes), layout.engines)
     found: list[float] = stages.mean_seconds(tokens, steps, layout.tokens_per_step, counts).tolist()
     return found
@@ -173,10 +179,10 @@ def evenly(layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64
 def _timed(
     layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: NDArray[np.int64], engines: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """The rest of a stage for each group of samples, cut where the number of running ones falls to a next class.
+    """Return the rest of a stage for each group of samples, cut where the number of running ones falls to a next class.
 
-    Of each group and scenario: tokens at the end of each cut, and between its ends; seconds of a step in it, one
-    row a scenario, one group behind the other; and how many cuts each group has, behind which there are no tokens.
+    Four parts: tokens at the end of each cut; tokens between its ends; seconds of a step in it; and each group's number
+    of cuts. Step seconds have one row a scenario, one group behind the other. Behind its cuts a group has no tokens.
     `contexts`: the mean of a group's samples, with an axis for scenarios; `rest`: tokens still to come of each group,
     scenario and sample, where a group of `sizes` has fewer samples than another with zeros before them; `engines`:
     engines that a group's samples are spread over.

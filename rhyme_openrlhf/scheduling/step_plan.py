@@ -1,14 +1,17 @@
-"""Which engine generates which prompts of a step: tiers 1 and 2 together (RhymeRL 6.2 and 6.4), or by predicted work.
+"""The engine of each prompt of a step: by tiers 1 and 2 together (RhymeRL 6.2 and 6.4), or by predicted work.
 
 With history a step has rank groups by the last responses' lengths. Each has as many engines as equal shares or
 `plan_shares` give it, by the time that `GroupTime` predicts. Inside a rank group, and without rank groups, each next
 prompt goes to the engine with the least predicted work, longest prompts first. Predicted work is in tokens, with the
 prompt's samples as long as last time. Without any history all prompts count the same, which is OpenRLHF's own order.
 
-Invariants: each prompt has one engine; a rank group's prompts are only on its engines; with equal work the numbers of
-prompts on the engines differ by at most one; no engine ends with more than 4/3 of the work that the best distribution
-leaves on its fullest engine (Graham 1969), if none had work before; more engines never take longer for a rank group, as
-long as a decode step of more samples does not take less; the same input gives the same plan.
+Invariants:
+- Each prompt has one engine; a rank group's prompts are only on its engines.
+- With equal work the numbers of prompts on the engines differ by at most one.
+- If no engine had work before, none ends with more than 4/3 of the work on the fullest engine of the best distribution
+  (Graham 1969).
+- More engines never take longer for a rank group, if a decode step of more samples does not take less.
+- The same input gives the same plan.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def by_predicted_work(lengths: Sequence[Sequence[int]], unfinished: Sequence[int
 
 
 def assign(lengths: Sequence[float | None], loads: Sequence[float]) -> list[int]:
-    """The engine (place in `loads`) of each prompt.
+    """Return the engine (place in `loads`) of each prompt.
 
     `lengths`: predicted tokens of a prompt, None if never seen (counts as the median of the others); `loads`: predicted
     tokens each engine still has to generate. Raises ValueError without engines.
@@ -62,7 +65,7 @@ def assign(lengths: Sequence[float | None], loads: Sequence[float]) -> list[int]
 
 @dataclass(frozen=True)
 class Speculation:
-    """What speculation gives at present: response tokens and draft tokens, per sample and decode step."""
+    """The present speculation: response tokens and draft tokens, per sample and decode step."""
 
     tokens_per_step: float = 1.0
     drafts_per_step: float = 0.0
@@ -112,11 +115,9 @@ MOST_RANK_GROUPS = 16
 
 
 def usual_rank_groups(engines: int) -> int:
-    """How many rank groups `engines` engines have if nobody says: half as many, from 2 to MOST_RANK_GROUPS.
+    """Return the default number of rank groups: half as many as engines, from 2 to MOST_RANK_GROUPS.
 
-    With one engine for each, the longest rank group's engine decides and shares cannot make up for it: simulated with 8
-    and 16 engines and log-normal lengths, that is 4 to 15 % fewer samples a second, and a quarter to two thirds more
-    bubbles, than half as many rank groups.
+    With one engine for each rank group, the second tier cannot act, and the longest rank group's engine decides.
     """
     return min(MOST_RANK_GROUPS, max(2, engines // 2))
 
@@ -164,7 +165,7 @@ def second_tier(
 
 
 def by_load(lengths: Sequence[float | None], engines: int) -> StepPlacement:
-    """Each next prompt to the engine with the least predicted work; all alike where every length is None."""
+    """Give each next prompt to the engine with the least predicted work; all count the same if every length is None."""
     return StepPlacement(tuple(assign(lengths, [0.0] * engines)), (), (), (-1,) * engines)
 
 

@@ -1,23 +1,27 @@
-"""When the unfinished samples of a node go on with more tensor parallelism (PAT 4.2, algorithm 1).
+"""The TP switch: unfinished samples of a node go on with more tensor parallelism (PAT 4.2, algorithm 1).
 
 Few samples decode faster on many devices together, many on few devices each. Each time samples have finished, the time
 that remains under the current layout is compared with what it would be after a switch, the switch included.
 
-Two ways to know what remains. `by_maximum`, the paper's: everything runs to the longest response allowed; the switch is
-made when it beats staying. `by_history`: the lengths that the prompts' history makes likely; then samples drop out on
-the way, and to switch now is also compared with switching later, when fewer are left, because a rule that only knows
-"now or never" switches as soon as it pays at all, which is too early.
+Two rules predict what remains:
+- `by_maximum`, the paper's: everything runs to the longest response allowed. The switch is made when it beats staying.
+- `by_history`: the lengths that the prompts' history makes likely. Samples then end on the way, and switching now is
+  also compared with switching later, when fewer are left. A rule without "later" switches as soon as it pays at all,
+  which is too early.
 
-How the rest of a stage is timed: decode steps until the next sample ends, as many samples as then run. In the current
-layout each engine goes on by itself with the samples it has, and the stage waits for the last one; after a switch they
-are spread evenly over the layout's engines. With several larger layouts, what one of them is worth includes going on
-to a larger one later, when still fewer are left. What a later switch would find is what each engine has left by then:
-the longest samples are often together, on the engine that is slowest because of them, and so are further from their
-ends than the mean. A rule that forgets this always finds later better than now.
+The rest of a stage is a sum of decode steps until the next sample ends, each with the samples that then run. In the
+current layout each engine goes on with its own samples, and the stage waits for the last engine. After a switch they
+are spread evenly over the layout's engines. With several larger layouts, the value of one includes a later switch to a
+larger one.
 
-Invariants: a switch is only ordered if its predicted total, its cost included, is smaller than staying; never to the
-current layout or one before it (they are given by size, and of a step's samples ever fewer are left); without samples
-nothing is ordered.
+A later switch finds what each engine has left by then. The longest samples are often together, on the engine that is
+slowest because of them, so they are further from their ends than the mean. A rule that forgets this always finds later
+better than now.
+
+Invariants:
+- A switch is ordered only if its predicted total, with its cost, is smaller than staying.
+- Never to the current layout or a smaller one: of a step's samples ever fewer are left.
+- Without samples nothing is ordered.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ from rhyme_openrlhf.scheduling.stage_course import (
     spread,
 )
 
-# A sample's part of a switch beside its KV cache (messages, decode steps) before a switch was made: about what a move
-# takes from a sample with decode steps of some milliseconds.
+# A sample's part of a switch beside its KV cache: messages and decode steps. A move takes about as long with decode
+# steps of some milliseconds.
 EACH_SECONDS = 0.02
 # Weight of one switch in the learnt factor.
 RATE = 0.5
@@ -98,7 +102,7 @@ def in_turn(lengths: Sequence[int], engines: int) -> list[tuple[int, int]]:
 
 
 def larger(current: int, layouts: Sequence[object]) -> range:
-    """The places of the layouts that a switch may go to; empty: there is nothing to decide."""
+    """Return the places of the layouts that a switch may go to; empty if there is nothing to decide."""
     return range(current + 1, len(layouts))
 
 
@@ -111,7 +115,7 @@ def decide(
     from_history: bool = True,
     engines: Sequence[int] | None = None,
 ) -> Switch | None:
-    """Whether to switch now, and to which layout; None: go on as it is (ask again when samples have finished).
+    """Return the layout to switch to now; None to stay (decide again when samples have finished).
 
     `layouts`: smaller tensor-parallel sizes first; only those behind `current` are switched to.
     `engines`: which engine of the current layout each sample is on, by any number; None: they are spread evenly.
@@ -176,7 +180,7 @@ class _Later:
     switch_seconds: SwitchSeconds
 
     def is_less(self, targets: Sequence[int], seconds: float) -> bool:
-        """Whether it takes less than `seconds` with a switch to one of these layouts."""
+        """Return whether the stage takes less than `seconds` with a later switch to one of these layouts."""
         # What follows a switch takes time: where its moment is not before, nothing is less.
         lefts = [left for left, moment in self.course.fewer if moment < seconds]
         # Where waiting is better at all, the next sample's end is most times a better moment than now.
@@ -184,14 +188,16 @@ class _Later:
         return any(seconds > total for part in parts for place in targets for total in self._seconds(place, part))
 
     def least(self, targets: Sequence[int], before: float, limit: float) -> float:
-        """The least that it takes after `before` seconds with a switch to one of these layouts; what is not less than
-        `limit` need not be said."""
+        """Return the least seconds of the stage, after `before` seconds, with a later switch to one of these layouts.
+
+        Totals from `limit` on are not told apart.
+        """
         lefts = [left for left, moment in self.course.fewer if before + moment < limit]
         found = (before + total for part in _parts(lefts) for place in targets for total in self._seconds(place, part))
         return min(found, default=limit)
 
     def _seconds(self, place: int, lefts: Sequence[int]) -> list[float]:
-        """With a switch to the layout at `place`, for each number of samples that are then left."""
+        """Return the seconds with a switch to the layout at `place`, for each number of samples that are then left."""
         moments, moved, means, rest = self.course.when(lefts)
         after = evenly(self.layouts[place], means, rest, lefts)
         return [

@@ -3,9 +3,10 @@
 A turn is the engine's part of a training step, handed to it before it needs it; an evaluation is a turn too. Between
 two turns the engine takes the newest weights that it may use, and waits only if it has none that are new enough.
 
-Invariants: turns begin in the order of their numbers, one at a time, each once; weights change only between two turns,
-when no sample of an earlier turn is left, and only to newer ones; a turn begins with weights from its oldest to its
-newest version. So a sample of training step t that has `weights_of_step(t)` is at most one step off policy.
+Invariants:
+- Turns begin in the order of their numbers, one at a time, each once.
+- Weights change only between two turns, when no sample of an earlier turn is left, and only to newer ones.
+- A turn begins with weights from its oldest to its newest version. So a sample is at most one step off policy.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class AwaitWeights:
 
 
 def training_turn(step: int, first_version: int) -> Turn:
-    """The turn of training step `step` in a run that starts with weight version `first_version` (0, or a resumed one).
+    """Return the turn of a training step in a run that starts with weight version `first_version` (0, or resumed).
 
     Evaluations have the numbers in between.
     """
@@ -59,12 +60,12 @@ def training_turn(step: int, first_version: int) -> Turn:
 
 
 def step_of(number: int) -> int:
-    """The training step whose turn has this number."""
+    """Return the training step whose turn has this number."""
     return number // 2
 
 
 def evaluation_turn(version: int) -> Turn:
-    """The turn of the evaluation of exactly weight version `version`.
+    """Return the turn of the evaluation of exactly weight version `version`.
 
     It stands behind step version + 1: that one's turn begins without waiting for this version.
     """
@@ -72,7 +73,7 @@ def evaluation_turn(version: int) -> Turn:
 
 
 class EngineTurns:
-    """What one engine has been handed, and where it stands. Told of what happens; `next` says what to do."""
+    """The turns of one engine: those handed to it and the current one. `next` says what to do."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -85,7 +86,7 @@ class EngineTurns:
     # --- what happens
 
     def hand(self, turn: Turn, samples: int | None) -> None:
-        """A turn to come, of so many samples; None: how many is not known yet (`add`, `close`).
+        """Add a turn of this many samples; None: the number is not known yet (`add`, `close`).
 
         Raises ValueError if it does not come behind all others.
         """
@@ -98,12 +99,11 @@ class EngineTurns:
             self._open.add(turn.number)
 
     def extend(self, turn: Turn, samples: int) -> tuple[int, bool]:
-        """More samples of a training step than were handed: the number of the turn they belong to here, and whether it
-        is one that the engine did not have.
+        """Add samples to a training step. Return the number of their turn here, and whether the engine did not have it.
 
-        It is the step's own turn while that is to come or runs; an engine that is past it generates them in the turn it
-        is in. No sample gets too old or too new by that: while a step has samples to come there are no weights of it,
-        so whatever an engine has in a later turn may be had by this one.
+        They belong to the step's own turn while it is waiting or runs. An engine that is past it generates them in its
+        current turn. No sample gets too old or too new. While a step has samples to come, there are no weights of it,
+        so the weights of the later turn are allowed.
         """
         current = self.current
         if current is not None and turn.number <= current.number:
@@ -117,32 +117,32 @@ class EngineTurns:
         return turn.number, True
 
     def add(self, number: int, samples: int) -> None:
-        """Samples of a turn came. Raises ValueError for a turn that is unknown or over."""
+        """Note that samples of a turn came. Raises ValueError for a turn that is unknown or over."""
         if number not in self._left:
             raise ValueError(f"samples of turn {number} came, which is not the engine's, or over")
         if number in self._open:
             self._left[number] += samples
 
     def close(self, number: int) -> None:
-        """All samples have come of a turn of which it was not known how many there would be."""
+        """Note that all samples of a turn of unknown size have come."""
         self._open.discard(number)
 
     def ended(self, number: int, samples: int = 1) -> None:
-        """Samples of the turn need the engine no more."""
+        """Note that samples of the turn no longer need the engine."""
         if number in self._left:
             self._left[number] -= samples
 
     def offer(self, version: int) -> None:
-        """Weights of this version can be loaded."""
+        """Note that weights of this version can be loaded."""
         self._offered.add(version)
 
     def loaded(self, version: int) -> None:
-        """The engine has weights of this version now; older ones are of no use any more."""
+        """Note that the engine has weights of this version, and forget older ones."""
         self.version = version
         self._offered = {other for other in self._offered if other > version}
 
     def begun(self, turn: Turn) -> None:
-        """The engine is in this turn now. Raises ValueError for another turn or weights than `next` said."""
+        """Note that the engine begins this turn. Raises ValueError for another turn or weights than `next` said."""
         if self.next() != Begin(turn):
             raise ValueError(f"turn {turn.number} cannot begin now with weight version {self.version}")
         if self.current is not None:
@@ -153,12 +153,12 @@ class EngineTurns:
 
     @property
     def over(self) -> bool:
-        """Whether the engine is in no turn: the current one has ended, or there was none yet."""
+        """The engine is in no turn: the current one has ended, or there was none yet."""
         current = self.current
         return current is None or (current.number not in self._open and not self._left[current.number])
 
     def is_behind(self, number: int) -> bool:
-        """Whether turn `number` is over here or is the current one, and none behind it has begun."""
+        """Return whether turn `number` is over here or is the current one, and none behind it has begun."""
         current = -1 if self.current is None else self.current.number
         return current <= number and (current == number or (self.over and not self._has_waiting(number)))
 
@@ -166,7 +166,7 @@ class EngineTurns:
         return any(turn.number <= number for turn in self._waiting)
 
     def next(self) -> Load | Begin | AwaitWeights | None:
-        """What to do now; None: nothing but wait for samples to end, or for a turn to be handed."""
+        """Return what to do now; None: wait for samples to end, or for a turn to be handed."""
         if not self.over or not self._waiting:
             return None
         turn = self._waiting[0]

@@ -32,6 +32,10 @@ LEAST_POINTS = 4
 WAIT_SECONDS = 1800.0
 
 
+# Fields of a file for `rhyme runs start --file`.
+SPEC_FIELDS = frozenset({"name", "experiment", "notes", "tags", "command", "arguments"})
+
+
 class UsageError(ClientError):
     """The command line is wrong; the message is one sentence."""
 
@@ -74,12 +78,9 @@ def start(client: Client, args: argparse.Namespace) -> int:
     for group, values in edits(args.set, []).items():
         spec.setdefault("arguments", {}).setdefault(group, {}).update(values)
     spec |= _described(args)
-    try:
-        run = client.start(**spec, key=args.key or "")
-    except TypeError:
-        known = "name, experiment, notes, tags, command, arguments"
-        raise UsageError(f"{args.file} has an unknown field: it may have {known}") from None
-    return _started(client, args, run)
+    if unknown := sorted(set(spec) - SPEC_FIELDS):
+        raise UsageError(f"{args.file} has no field {unknown[0]!r}: it may have {', '.join(sorted(SPEC_FIELDS))}")
+    return _started(client, args, client.start(**spec, key=args.key or ""))
 
 
 def stop(client: Client, args: argparse.Namespace) -> int:

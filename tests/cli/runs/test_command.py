@@ -317,6 +317,9 @@ def test_a_spec_is_started_from_a_file_once(rhyme: Rhyme, tmp_path: Path) -> Non
     assert one["spec"]["arguments"]["train"]["num_episodes"] == 3
     code, _, err = rhyme(*argv[:-2], "--name", "other", "--key", "a-key")
     assert code == 1 and len(err.splitlines()) == 1
+    file.write_text(json.dumps({"nmae": "again"}))
+    code, _, err = rhyme(*argv)
+    assert code == 2 and "no field 'nmae'" in err
 
 
 def test_bad_values_are_said_field_by_field(rhyme: Rhyme) -> None:
