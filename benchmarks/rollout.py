@@ -64,13 +64,13 @@ RUN_TIMEOUT_SECONDS = 1800
 Steps = list[dict[str, Any]]
 
 
-def write_prompts(path: Path) -> None:
-    """Write the workload's prompts, the same every time."""
+def write_prompts(path: Path, count: int = PROMPTS) -> None:
+    """Write `count` prompts, the same every time."""
     rng = random.Random(20)
     low, high = QUANTILES
     problems = [
-        make_problem(kind, STEP_COUNTS[kind].at(low + (high - low) * (i + 0.5) / PROMPTS), rng)
-        for i in range(PROMPTS)
+        make_problem(kind, STEP_COUNTS[kind].at(low + (high - low) * (i + 0.5) / count), rng)
+        for i in range(count)
         for kind in [KINDS[i % len(KINDS)]]
     ]
     path.write_text(jsonl(problems))

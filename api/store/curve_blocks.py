@@ -150,9 +150,8 @@ def _runs(names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 def _pieces(connection: Connection, run_id: int, first: int, following: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of the steps from `first` to before `following`, each with about PIECE_STEPS rows of `steps`.
 
-    All ranges begin with a block, so the block that holds `first` is written anew.
+    All ranges but the first begin with a block.
     """
-    first = first // BLOCK_STEPS * BLOCK_STEPS
     window = Step.step.between(first, following - 1)
     steps = connection.execute(select(Step.step).where(Step.run_id == run_id, window).order_by(Step.step)).scalars()
     # Steps may have gaps, because an attempt may have skipped some.
@@ -161,14 +160,37 @@ def _pieces(connection: Connection, run_id: int, first: int, following: int) -> 
 
 
 def _pack(connection: Connection, run_id: int, first: int, following: int) -> None:
-    """Write the blocks of the steps from `first` to before `following`, from the rows; `first` begins a block."""
+    """Write the steps from `first` to before `following` into blocks, from the rows.
+
+    If `first` is inside of a block, the block already holds the steps before, and the new ones are appended.
+    """
     window = {"run": run_id, "low": first, "high": following - 1}
     steps, *columns = _columns(connection, _OF_STEPS, **window)
     # A curve of a step takes precedence over a metric of the same name.
     names = [name for name in metric_names(connection, run_id) if name not in STEP_CURVES]
     curves = [(name, Points.of(steps, values)) for name, values in zip(STEP_CURVES, columns, strict=True)]
     curves += _metrics(connection, names=names, **window)
-    _write(connection, [(run_id, name, *block) for name, points in curves for block in _blocks(points)])
+    begun = _begun(connection, run_id, [name for name, _ in curves], first)
+    rows = []
+    for name, points in curves:
+        for block, offsets, values in _blocks(points):
+            before = begun.get((name, block), (b"", b""))
+            rows.append((run_id, name, block, before[0] + offsets, before[1] + values))
+    _write(connection, rows)
+
+
+def _begun(
+    connection: Connection, run_id: int, names: Sequence[str], first: int
+) -> dict[tuple[str, int], tuple[bytes, bytes]]:
+    """Return offsets and values of the blocks that hold the steps before `first`, if `first` is inside of a block."""
+    if first % BLOCK_STEPS == 0:
+        return {}
+    of = _BLOCKS.c
+    query = select(of.name, of.block, of.offsets, of["values"])
+    # Restricted by name as well, because the key has the name before the block.
+    wanted = (of.run_id == run_id, of.name.in_(names), of.block == first // BLOCK_STEPS)
+    found = connection.execute(query.where(*wanted))
+    return {(name, block): (bytes(offsets), bytes(values)) for name, block, offsets, values in found}
 
 
 def _blocks(points: Points) -> Iterator[tuple[int, bytes, bytes]]:

@@ -106,7 +106,7 @@ class TrainParser(Parser):
             type=float,
             const=0.0,
             metavar="GIB",
-            help="Print what must fit each GPU's memory (GIB; not given: as here), and start nothing.",
+            help="Print the memory plan for GPUs of GIB GiB (default: those here), and start nothing.",
         )
         add_options(self, SETTINGS_CLASSES, brief=HELP_ALL not in self.arguments)
         ours = self._action_groups[len(theirs) :]

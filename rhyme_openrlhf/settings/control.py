@@ -28,9 +28,7 @@ class ControlSettings(Settings):
     """
 
     group: ClassVar[str] = "control"
-    title: ClassVar[str] = (
-        "Control plane: where a run reports what it does, so that others can see, compare and stop it."
-    )
+    title: ClassVar[str] = "Control plane: a service that a run reports to, where people see, compare and stop runs."
 
     url: str = option(
         "",

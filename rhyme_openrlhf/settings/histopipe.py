@@ -45,7 +45,7 @@ class HistoPipeSettings(Settings):
     )
     two_tier: bool = option(
         True,
-        "Give rank groups as many engines as their lengths ask for. By the run's profile (--latency.profile), where "
+        "Give rank groups as many engines as their lengths need. By the run's profile (--latency.profile), where "
         "there are more engines than rank groups; off, or without a profile: all as many.",
     )
     defer: bool = option(

@@ -22,7 +22,7 @@ class MoveSettings(Settings):
 
     enable: bool = option(
         False,
-        "Keep samples apart from engines: they can move, and outlive one. Engines then schedule synchronously.",
+        "Let running samples move between engines, and outlive a lost one. Engines then schedule synchronously.",
     )
     carrier: str = option(
         AUTO,

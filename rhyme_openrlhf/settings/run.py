@@ -13,7 +13,7 @@ class RunSettings(Settings):
     """The run record and what the terminal shows."""
 
     group: ClassVar[str] = "run"
-    title: ClassVar[str] = "Run record: where a run writes what it did, and what the terminal shows."
+    title: ClassVar[str] = "Run record: the files that a run writes, and its output on the terminal."
 
     dir: str = option("", "Run directory, new or empty; none: runs/<date>-<time>-<name>.", kind="output")
     name: str = option("run", "Short name of the run, used in its directory's name.", kind="plain")

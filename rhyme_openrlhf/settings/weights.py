@@ -22,7 +22,7 @@ class WeightSettings(Settings):
 
     transport: str = option(
         AUTO,
-        "What carries weights: buffer, openrlhf or auto. 'buffer' writes numbered versions into one shared-memory copy"
+        "Transport of weights: buffer, openrlhf or auto. 'buffer' writes numbered versions into one shared-memory copy"
         " a node; 'openrlhf' uses OpenRLHF's own broadcast (NCCL or CUDA IPC; gloo without a GPU). 'auto' takes "
         "OpenRLHF's own on GPUs, and the buffer without a GPU and for runs with --move.enable, --reallocation.enable, "
         "--tp_switch.enable, --histopipe.enable or --ds.lora.rank.",
