@@ -158,6 +158,9 @@ def run(args: SimpleNamespace, status_file: str) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
+        print(__doc__)
+        sys.exit()
     # The classes above must be those of the importable module, not of __main__: Ray's workers import them by name.
     import unchanged
 

@@ -1,4 +1,4 @@
-"""How long a decode step, a prefill, a transfer or a weight load takes: measured once, asked by many.
+"""The times of decode steps, prefills, transfers and weight loads: measured once, used by many.
 
 Read in this order:
 

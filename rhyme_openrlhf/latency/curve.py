@@ -1,13 +1,15 @@
 """Curves through measured points: piecewise linear, or a power of x between any two points.
 
-The piecewise linear one is the shape of every part of the step model (PAT 4.2). The power is for prefills: what grows
-with x and with its square is nearly such a power over a factor of four, while a straight line between two points lies
+The piecewise linear curve is the shape of every part of the step model (PAT 4.2). The power is for prefills, which grow
+with x and with its square: over a factor of four that is nearly a power. A straight line between two points would be
 far above it (docs/benchmarks.md, "Moves and reallocation").
 
-Invariants: at a measured x both give the measured y. Outside the points the linear one goes on with the slope of the
-two outermost points, never downwards away from them and never below zero; the other one with their power, at least
-level and at most with the square. What is beyond that is noise: more work is not faster, and nothing in a prefill grows
-faster than attention does.
+Invariants:
+- At a measured x both give the measured y.
+- Outside the points the linear curve goes on with the slope of the two outermost points. It never falls away from them,
+  and never below zero.
+- Outside the points the power curve goes on with their power, at least level and at most with the square. Other slopes
+  are noise: more work is not faster, and nothing in a prefill grows faster than attention.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Curve:
         self._begins, self._values = [xs[0], *xs], [ys[0], *ys]
 
     def reaches(self, x: float) -> bool:
-        """Whether `x` lies not above all measured points. Below all of them there is not far to go: sizes end at 0."""
+        """Return whether `x` is at most the largest measured point; below all points the way to 0 is short."""
         return x <= self.xs[-1]
 
     def at(self, x: float) -> Y:
@@ -70,7 +72,7 @@ class Curve:
         return _at_least_zero(np.array(self._values)[pieces] + np.array(self._slopes)[pieces] * beyond)
 
     def on_piece(self, piece: int, x: float | NDArray[Any]) -> Y:
-        """Return the value at `x`, which has so many points at or below it; for an array of xs, those of its curves."""
+        """Return the value at `x`, which has `piece` points at or below it; for an array of xs, one value a curve."""
         return _at_least_zero(self._values[piece] + self._slopes[piece] * (x - self._begins[piece]))
 
 
@@ -103,7 +105,7 @@ class PowerCurve:
         self._powers = [first, *powers, last]
 
     def at(self, x: float) -> float:
-        """The curve's value at `x`, above 0."""
+        """Return the curve's value at `x`, above 0."""
         right = bisect_right(self._xs, x)
         left = max(right - 1, 0)
         power = self._powers[right]

@@ -1,7 +1,7 @@
-"""How long to wait so that a step takes what a profile says: pure, asked by engines that emulate another machine.
+"""The wait after a step that makes it as long as a profile says, for engines that emulate another machine. Pure.
 
-Invariant: steps of one engine follow each other; each takes at least the profile's time from the later of its begin and
-the end of the one before (which two steps on their way at once, as with asynchronous scheduling, need).
+Invariant: steps of one engine follow each other. Each takes at least the profile's time, counted from the later of its
+begin and the end of the step before. With asynchronous scheduling, two steps can be under way at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rhyme_openrlhf.latency.transfer_model import TransferModel
 
 @dataclass(frozen=True)
 class StepContent:
-    """What a step computes: decoding samples, their tokens of context and draft tokens; tokens of each prefill.
+    """The content of a step: decoding samples, their tokens of context and draft tokens; tokens of each prefill.
 
     `started`: seconds of a steady clock.
     """
@@ -31,15 +31,15 @@ class Pace:
     """The clock of one engine."""
 
     def __init__(self, profile: Profile) -> None:
-        """Prefills cost nothing where the profile has none."""
+        """Start the clock; prefills cost nothing if the profile has none."""
         self._model = StepModel(profile)
         self._prefill = TransferModel(profile) if profile.prefills else None
         self._end = float("-inf")
         self.late_seconds = 0.0
-        """By how much steps took longer here than the profile says, in all."""
+        """The seconds by which steps took longer here than the profile says, in all."""
 
     def seconds(self, content: StepContent) -> float:
-        """What the profile says the step takes; prefills beside decoding are added to it."""
+        """Return the seconds of the step by the profile; prefills beside decoding are added."""
         seconds = 0.0
         if content.running:
             seconds += self._model.seconds(content.running, content.context, content.drafts)
@@ -48,7 +48,7 @@ class Pace:
         return seconds
 
     def wait(self, content: StepContent, now: float) -> float:
-        """The step's computing is over at `now`: how many seconds to wait until it ends."""
+        """Return the seconds to wait until the step ends, whose computing is over at `now`."""
         end = max(self._end, content.started) + self.seconds(content)
         self.late_seconds += max(now - end, 0.0)
         self._end = max(end, now)

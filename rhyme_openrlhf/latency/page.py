@@ -20,7 +20,7 @@ COLOURS = qualitative.Plotly
 
 
 def draw(profile: Profile, quality: Quality) -> str:
-    """The page."""
+    """Return the page."""
     subject = profile.subject
     title = f"{subject.model}, {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}"
     figures = [_plain(profile), _verifying(profile)]
@@ -54,7 +54,7 @@ def _plain(profile: Profile) -> go.Figure:
 
 
 def _verifying(profile: Profile) -> go.Figure:
-    """Of each number of samples at its shortest context: points, and the fitted staircase."""
+    """Draw points and the fitted staircase of each number of samples at its shortest context."""
     figure, model = go.Figure(), StepModel(profile)
     by_running: dict[int, list[StepPoint]] = defaultdict(list)
     for point in profile.steps:

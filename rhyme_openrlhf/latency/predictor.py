@@ -1,16 +1,18 @@
-"""What everyone asks: seconds of a decode step, corrected by what this engine's steps really take (RLHFSpec 5.2).
+"""The predicted seconds of a decode step, corrected by the engine's real steps (RLHFSpec 5.2).
 
-Another job on the machine, a clock that throttles, engines that share a machine while the profile was measured on one
-alone: they scale all step times, from one rollout to the next. So there is a factor for all steps, which moves fast,
-and beside it one for each size of step (what the profile has wrong about it), which moves slowly. A size that was not
-seen for a while then follows what the others say. Averages are of measured / predicted itself, not of its logarithm:
-tokens a second are made of the mean step, and step times have a long tail, so that their geometric mean lies below it.
+Another job on the machine, a throttled clock or other engines on it scale all step times from one rollout to the next.
+So one factor covers all steps and moves fast. Beside it, each size of step has a factor for the profile's own error,
+which moves slowly. A size not seen for a while then follows the others. Averages are of measured / predicted itself,
+not of its logarithm: tokens a second depend on the mean step, and the geometric mean of a long tail is below the mean.
 
-Invariants: without observations the factor is 1; one observation moves it by at most a share that its RATEs give,
-whatever was measured (a step that an interrupt stretched hundredfold says nothing about the next one); it stays within
-its bounds. An answer from the cache is the answer without it for the middle of its bucket, so it is off by at most what
-the step time changes within a bucket (a sixteenth of the context). The first question outside of what was profiled is
-told to `on_outside`, once, and answered with the nearest edge's slope. One caller at a time.
+Invariants:
+- Without observations the factor is 1, and it stays within its bounds.
+- One observation moves it by at most the share that its RATE gives: a step that an interrupt stretched hundredfold says
+  nothing about the next one.
+- A cached answer is the exact one for the middle of its bucket. It is off by at most the change of the step time within
+  a bucket (a sixteenth of the context).
+- The first query outside the profile is reported to `on_outside`, once. Such queries continue the nearest edge's slope.
+- One caller at a time.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import CONTEXT_BITS, MIDDLES, StepModel, buckets_of, context_bucket
 
-# What one observation weighs. Of the factor for all much: some two steps are remembered. By replay of two runs' steps,
-# whose times wander, the error of single steps is least with 0.4 to 0.5, and that of a rollout's means falls
-# further (docs/benchmarks.md); what is the same for all draft lengths changes no choice between them. Of its size's own
-# little, a size's first ones more: 1 / FIRST, 1 / (FIRST + 2), ...
+# The weights of one observation. In the factor for all steps it is large: about two steps are remembered. By replay of
+# two runs, the error of single steps is least with 0.4 to 0.5 (docs/benchmarks.md). This factor is the same for all
+# draft lengths, so it changes no choice between them. In a size's own factor the weight is small, and larger for its
+# first observations: 1 / FIRST, 1 / (FIRST + 2), ...
 RATE, OWN_RATE = 0.4, 0.02
 FIRST = 10
 # A step is seldom off by more for a reason that lasts: beyond, an observation counts as this.
@@ -43,7 +45,7 @@ class Correction:
     """Moving averages of measured / predicted."""
 
     def __init__(self, rows: Callable[[int, int], int] = lambda running, drafts: running + drafts) -> None:
-        """`rows`: tokens that the engine computes in a step of so many samples and draft tokens, with its padding."""
+        """`rows`: tokens that the engine computes in a step of these samples and draft tokens, with its padding."""
         self._rows = rows
         self._all = 1.0
         # Of each size its own factor beside that of all, and how often it was seen.
@@ -55,7 +57,7 @@ class Correction:
         self._usual = 1.0
 
     def observe(self, running: int, drafts: int, predicted: float, measured: float) -> None:
-        """A step of this size was predicted (without correction) and took so long, both in seconds above 0."""
+        """Note a step's predicted seconds (without correction) and its measured seconds, both above 0."""
         size = self.size_of(running, drafts)
         own, seen = self._own.get(size, (1.0, 0))
         off = measured / (predicted * self._all * own)
@@ -69,23 +71,23 @@ class Correction:
 
     @property
     def observed(self) -> bool:
-        """Whether any step was; before, all factors are 1."""
+        """True once a step was observed; before, all factors are 1."""
         return bool(self._own)
 
     def size_of(self, running: int, drafts: int) -> Size:
-        """Steps of one size: samples, and rows if any draft is verified, to the power of two.
+        """Return a step's size: its samples, and its rows if any draft is verified, to the power of two.
 
-        All draft counts of one stair are one size: what their steps were measured to take differs by chance, and would
-        end drafts within a stair, where the next token costs nothing.
+        All draft counts of one stair are one size, because their measured times differ by chance. Otherwise drafts
+        would end within a stair, where the next token costs nothing.
         """
         return running.bit_length(), self._rows(running, drafts).bit_length() if drafts else 0
 
     def factor(self, running: int, drafts: int) -> float:
-        """What to multiply the profile's prediction by."""
+        """Return the factor of the profile's prediction."""
         return self.factor_of(self.size_of(running, drafts))
 
     def factor_of(self, size: Size) -> float:
-        """The same, of a step of that size."""
+        """Return the factor of steps of this size."""
         factor = self._factors.get(size)
         if factor is None:
             own = self._own.get(size)
@@ -114,7 +116,7 @@ class Predictor:
     """Step times of one engine."""
 
     def __init__(self, model: StepModel, on_outside: Callable[[str], None] | None = None) -> None:
-        """`on_outside`: is told, once, of a question outside of what was profiled; None: nobody is."""
+        """`on_outside`: called once, with a sentence, for a query outside the profile."""
         self.model = model
         self.correction = Correction(model.rows)
         self._on_outside = on_outside
@@ -124,18 +126,18 @@ class Predictor:
         self._tables: dict[tuple[int, int, int], tuple[np.ndarray, list[Size], np.ndarray]] = {}
 
     def step_seconds(self, running: int, context: int, drafts: int) -> float:
-        """Seconds of the step, corrected. Arguments as `StepModel.seconds`."""
+        """Return the corrected seconds of the step. Arguments as `StepModel.seconds`."""
         seconds, size = self._profiled(running, context, drafts)
         return seconds * self.correction.factor_of(size)
 
     def profiled_seconds(self, running: int, context: int, drafts: int) -> float:
-        """The same without correction."""
+        """Return the seconds of the step without correction."""
         return self._profiled(running, context, drafts)[0]
 
     def seconds_of(
         self, running: NDArray[np.int64], contexts: NDArray[np.int64], drafts: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """`step_seconds` of many steps: `contexts` has a column for each of `running` and `drafts`."""
+        """Return `step_seconds` of many steps: `contexts` has a column for each of `running` and `drafts`."""
         buckets = buckets_of(contexts)
         profiled = self.model.seconds_near(running, buckets, drafts)
         if self._on_outside is not None:
@@ -162,7 +164,7 @@ class Predictor:
         return known
 
     def step_table(self, running: int, context: int, most: int) -> np.ndarray:
-        """Seconds with 0 to `most` draft tokens, float64[most + 1], corrected: what a draft budget chooses from."""
+        """Return corrected seconds with 0 to `most` draft tokens, float64[most + 1], for a draft budget."""
         # Longer ones of the same step are kept instead, so that few are made.
         kept = max(1 << (most - 1).bit_length(), SMALLEST_TABLE)
         key = (running, context_bucket(context), kept)
@@ -190,14 +192,14 @@ class Predictor:
             )
 
     def observe(self, running: int, context: int, drafts: int, seconds: float) -> None:
-        """A step of this engine took `seconds` (above 0)."""
+        """Learn that a step of this engine took `seconds` (above 0)."""
         predicted = self.profiled_seconds(running, context, drafts)
         if predicted > 0:
             self.correction.observe(running, drafts, predicted, seconds)
 
 
 class SpeculationOverhead:
-    """How much slower an engine that speculates makes a step without drafts than an engine without speculation.
+    """The slowdown of steps without drafts on an engine that speculates, against an engine without speculation.
 
     On GPUs vLLM 0.29.0 gives up asynchronous scheduling and its second model runner for drafts that a scheduler makes.
     Both times are the profile's, so what disturbs the machine now is in neither.
@@ -209,5 +211,5 @@ class SpeculationOverhead:
         self._without = Predictor(StepModel(dataclasses.replace(profile, steps=profile.unspeculated)))
 
     def factor(self, running: int, context: int) -> float:
-        """Return seconds here / seconds there, for so many samples with so many tokens in all."""
+        """Return seconds here / seconds there, for `running` samples with `context` tokens in all."""
         return self._own.profiled_seconds(running, context, 0) / self._without.profiled_seconds(running, context, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,23 @@ import pytest
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     EngineStep,
+    Event,
     Note,
     RolloutFinished,
     RolloutStarted,
     TrainStep,
     WeightsLoaded,
 )
-from tests.e2e.runs import RUN_TIMEOUT_S, FinishedRun, Train, journal_prompts
+from tests.e2e.runs import RUN_TIMEOUT_S, Train, journal_prompts
 
 REPRODUCED = ("policy_loss", "actor_grad_norm", "reward", "response_length", "actor_lr")
 SAME_SAMPLES = ("samples", "response_tokens", "length_mean", "length_median", "length_p95", "length_max", "truncated")
 
 
-def steps_of(run: FinishedRun) -> dict[int, tuple[RolloutFinished, TrainStep]]:
-    rollouts = {event.step: event for event in run.of(RolloutFinished)}
-    return {event.step: (rollouts[event.step], event) for event in run.of(TrainStep)}
+def steps_of(events: list[Event]) -> dict[int, tuple[RolloutFinished, TrainStep]]:
+    """Return the rollout and the training of each step that has ended."""
+    rollouts = {event.step: event for event in events if isinstance(event, RolloutFinished)}
+    return {event.step: (rollouts[event.step], event) for event in events if isinstance(event, TrainStep)}
 
 
 def check_same(expected: tuple[RolloutFinished, TrainStep], found: tuple[RolloutFinished, TrainStep]) -> None:
@@ -38,20 +42,20 @@ def check_same(expected: tuple[RolloutFinished, TrainStep], found: tuple[Rollout
     assert (found[1].step, found[1].epoch) == (expected[1].step, expected[1].epoch)
 
 
-# Three runs one after the other.
-@pytest.mark.timeout(3 * RUN_TIMEOUT_S)
+@pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 def test_a_killed_run_goes_on_as_if_it_had_not_been(train: Train, start: Any, tmp_path: Path) -> None:
-    options = ("--vllm.num_engines", "1", "--ckpt.save_steps", "1", "--ckpt.max_num", "2")
-    whole = train(*options, "--ckpt.path", str(tmp_path / "other"), name="whole")
-    assert whole.code == 0, whole.output
-    expected = steps_of(whole)
-    assert sorted(expected) == [1, 2, 3, 4]
-
+    """The killed run has gone through steps 3 and 4 itself, and the resumed run goes through them again."""
+    options = ("--vllm.num_engines", "1", "--ckpt.save_steps", "1", "--ckpt.max_num", "3", "--train.num_episodes", "3")
     killed = start("killed", *options)
-    killed.wait_for(lambda event: isinstance(event, RolloutStarted) and event.step == 3, "the rollout of step 3")
+    killed.wait_for(lambda event: isinstance(event, RolloutStarted) and event.step == 5, "the rollout of step 5")
     killed.kill()
-    assert [event.step for event in killed.events() if isinstance(event, CheckpointSaved)] == [1, 2]
-    # What a kill during the next save would have left.
+    events = killed.events()
+    expected = steps_of(events)
+    assert sorted(expected) == [1, 2, 3, 4]
+    assert [event.step for event in events if isinstance(event, CheckpointSaved)] == [1, 2, 3, 4]
+    # As if the kill had come during the save of step 3.
+    for step, folder in itertools.product((3, 4), ("_actor", "_rhyme")):
+        shutil.rmtree(tmp_path / "ckpt" / folder / f"global_step{step}")
     half = tmp_path / "ckpt" / "_actor" / "global_step3"
     half.mkdir()
     (half / "mp_rank_00_model_states.pt").write_bytes(b"torn")
@@ -63,18 +67,20 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(train: Train, start: Any, tm
     notes = [event.text for event in resumed.of(Note)]
     assert sum("resumes from checkpoint global_step2" in text and "after step 2" in text for text in notes) == 1
     assert "history of 8 prompts restored" in notes
-    found = steps_of(resumed)
-    assert sorted(found) == [3, 4]
+    found = steps_of(resumed.events)
+    assert sorted(found) == [3, 4, 5, 6]
     for step in (3, 4):
         check_same(expected[step], found[step])
     engine = {event.step: event for event in resumed.of(EngineStep)}
     assert engine[3].counters.accepted > 0
-    assert {step: event.weight_version for step, event in engine.items()} == {3: 2, 4: 3}
-    # The second epoch drew each of the eight prompts once.
-    drawn = [prompt for step, prompt in journal_prompts(resumed.path) if step in (3, 4)]
-    assert len(drawn) == len(set(drawn)) == 8
-    assert json.loads((resumed.path / "summary.json").read_text())["steps"] == 2
-    assert {path.name for path in (tmp_path / "ckpt" / "_rhyme").iterdir()} == {"global_step3", "global_step4"}
+    assert {step: event.weight_version for step, event in engine.items()} == {3: 2, 4: 3, 5: 4, 6: 5}
+    # The second and the third epoch drew each of the eight prompts once.
+    for epoch in ((3, 4), (5, 6)):
+        drawn = [prompt for step, prompt in journal_prompts(resumed.path) if step in epoch]
+        assert len(drawn) == len(set(drawn)) == 8
+    assert json.loads((resumed.path / "summary.json").read_text())["steps"] == 4
+    kept = {path.name for path in (tmp_path / "ckpt" / "_rhyme").iterdir()}
+    assert kept == {"global_step4", "global_step5", "global_step6"}
 
 
 @pytest.mark.slow
