@@ -16,13 +16,14 @@ Where the figure is silent or wrong:
 - Fewer engines than rank groups: `most_groups` says how many rank groups there may be; tier 1 makes that many.
 - The smallest gradient is not always the shortest cycle (an odd and an even step, in opposite order). Over unequal
   shares, linear times are no longer linear over the engines. A rank group with more than half of the engines meets
-  itself in the next step. So a steepest descent begins at the plan of each t0 and at equal shares. Each of its steps
-  makes the best of all shifts of engines between two rank groups. The shortest cycle of all wins, which may have more
-  idle time than equal shares: a shorter cycle trains more samples a second.
+  itself in the next step. So a search begins at the figure's plan and shifts engines between rank groups while the
+  cycle becomes shorter. It takes the first shift that helps. The steepest descent comes closer to the shortest cycle
+  of this model, but gives 0 to 10 % fewer samples a second in simulated runs, where lengths spread within a rank group.
+- A plan is taken only if neither its cycle is longer nor its idle share larger than those of equal shares.
 
 Invariants:
 - Each share lies between fewest and most. The shares add up to the engines, unless every rank group has its most.
-- The cycle is never longer than with equal shares.
+- The cycle is never longer, and the idle share never larger, than with equal shares.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ from rhyme_openrlhf.scheduling.rank_groups import engines_by_group
 
 # tau(l, dp): seconds in which `dp` engines generate a rank group of mean length `l`; it must not grow with dp.
 GroupSeconds = Callable[[float, int], float]
-# Plans that descents compare in all: each takes some 30 us with 4 rank groups and 500 us with 32, so planning stays
-# below a third of a second.
+# Plans looked at after the figure's: each takes some 30 us, and planning a step must not be felt.
 MOST_LOOKS = 600
 # The gradient is found to this part of its range: finer than whole engines can follow.
 PRECISION = 1 / 1024
@@ -95,54 +95,49 @@ def plan_shares(
     def judged(shares: Sequence[int], gradient: float | None) -> EngineShares:
         return _judged(tuple(shares), engines, seconds, gradient)
 
-    starts = {equal.engines: equal}
-    for target in _first_targets(groups, engines, seconds, training_seconds, fewest, most):
-        found = smallest_gradient(groups, engines, seconds, target, fewest, most)
-        if found is not None:
-            gradient, shares = found
-            plan = judged(_with_leftovers(shares, engines, most, seconds), gradient)
-            starts.setdefault(plan.engines, plan)
-    best, looks = equal, 0
-    for plan in sorted(starts.values(), key=_cost):
-        end, looked = _descended(plan, judged, engines, fewest, most, MOST_LOOKS - looks)
-        best, looks = min(best, end, key=_cost), looks + looked
-    return best
+    best = equal
+    for start in _first_targets(groups, engines, seconds, training_seconds, fewest, most):
+        found = smallest_gradient(groups, engines, seconds, start, fewest, most)
+        if found is None:
+            continue
+        gradient, shares = found
+        plan = judged(_with_leftovers(shares, engines, most, seconds), gradient)
+        if plan.idle_share <= equal.idle_share and plan.cycle_seconds < best.cycle_seconds:
+            best = plan
+    return _shifted(best, lambda shares: judged(shares, best.gradient), equal.idle_share, engines, fewest, most)
 
 
-def _cost(plan: EngineShares) -> tuple[float, float]:
-    return plan.cycle_seconds, plan.idle_share
-
-
-def _descended(
+def _shifted(
     best: EngineShares,
-    judged: Callable[[Sequence[int], float | None], EngineShares],
+    judged: Callable[[Sequence[int]], EngineShares],
+    most_idle: float,
     engines: int,
     fewest: int,
     most: int,
-    most_looks: int,
-) -> tuple[EngineShares, int]:
-    """Return the end of a steepest descent, and how many plans it looked at.
-
-    Each step makes the best of all shifts of `size` engines from one rank group to another. When none helps, the size
-    is halved.
-    """
-    groups = range(len(best.engines))
-    looks, size = 0, max(1, engines // (2 * len(groups)))
-    while size and looks < most_looks:
-        shifted = []
-        for giver, taker in itertools.permutations(groups, 2):
-            if best.engines[giver] - size >= fewest and best.engines[taker] + size <= most:
+) -> EngineShares:
+    """Return the plan after shifting engines between rank groups, many at once first, while the cycle gets shorter."""
+    groups = len(best.engines)
+    looks = 0
+    size = max(1, engines // (2 * groups))
+    while size:
+        improved = False
+        for giver in range(groups):
+            for taker in range(groups - 1, -1, -1):
+                fits = best.engines[giver] - size >= fewest and best.engines[taker] + size <= most
+                if giver == taker or not fits:
+                    continue
+                looks += 1
+                if looks > MOST_LOOKS:
+                    return best
                 shares = list(best.engines)
                 shares[giver] -= size
                 shares[taker] += size
-                shifted.append(judged(shares, best.gradient))
-        looks += len(shifted)
-        found = min(shifted, key=_cost, default=best)
-        if _cost(found) < _cost(best):
-            best = found
-        else:
+                plan = judged(shares)
+                if plan.cycle_seconds < best.cycle_seconds and plan.idle_share <= most_idle:
+                    best, improved = plan, True
+        if not improved:
             size //= 2
-    return best, looks
+    return best
 
 
 def _first_targets(
