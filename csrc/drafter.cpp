@@ -44,10 +44,6 @@ constexpr std::int32_t RECENT_SHARE = 4;
 // Division that rounds down, as Python's.
 std::int32_t floor_divide(std::int32_t value, std::int32_t by) { return value / by - (value % by < 0); }
 
-void require(bool fits, const char* problem) {
-    if (!fits) throw std::invalid_argument(problem);
-}
-
 // Call `work` for each `size` items, and for what is left.
 template <typename Items, typename Work>
 void in_groups(Items items, std::size_t size, Work work) {

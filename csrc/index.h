@@ -27,6 +27,10 @@ inline constexpr Place SUM_EVERY = 32;
 // A match of fewer tokens predicts the next token less reliably.
 inline constexpr Place SURE_MATCH = 12;
 
+inline void require(bool fits, const char* problem) {
+    if (!fits) throw std::invalid_argument(problem);
+}
+
 // Start loading an element of a span or vector into the caches. The element need not exist, because the address is
 // never read; only here is an address computed by hand.
 template <typename Elements>

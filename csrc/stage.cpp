@@ -81,7 +81,7 @@ py::tuple by_engine(const Wholes& contexts, const Wholes& remaining, const Whole
     const auto on = row(engine);
     const auto tokens = row(contexts);
     Wholes sizes(engines);
-    auto size = row(sizes);
+    const auto size = row(sizes);
     std::vector<Whole> sums(size.size(), 0);
     std::fill(size.begin(), size.end(), 0);
     for (std::size_t sample = 0; sample < on.size(); ++sample) {
@@ -181,8 +181,7 @@ Reals mean_seconds(const Wholes& tokens, const Reals& steps, double tokens_per_s
         for (Count scenario = 0; scenario < tokens.shape(1); ++scenario) {
             const auto own = row(tokens, group, scenario);
             const auto step = row(steps, scenario).subspan(begin);
-            for (Whole at = 0; at < count; ++at)
-                each[at] = static_cast<double>(own[at]) / tokens_per_step * step[at];
+            for (Whole at = 0; at < count; ++at) each[at] = static_cast<double>(own[at]) / tokens_per_step * step[at];
             of_scenario[scenario] = total(each);
         }
         found.mutable_at(group) = total(of_scenario) / static_cast<double>(tokens.shape(1));
@@ -292,7 +291,7 @@ py::tuple when_left(const Wholes& had, const Reals& clock, const Wholes& engine,
     Wholes rest({lefts.size(), scenarios, samples});
     std::fill_n(rest.mutable_data(), rest.size(), 0);
     Reals means({lefts.size(), scenarios});
-    py::list usual(lefts.size());
+    const py::list usual(lefts.size());
     std::vector<Whole> whole(static_cast<std::size_t>(had.shape(0))), there, sums;
     for (Count at = 0; at < lefts.size(); ++at) {
         const Whole left = lefts.at(at);
@@ -327,8 +326,8 @@ py::tuple when_left(const Wholes& had, const Reals& clock, const Wholes& engine,
 
 Wholes scenarios_of(const Wholes& generated, const Wholes& history, const Wholes& lengths, const Wholes& begins,
                     Whole longest_allowed, Count scenarios, Whole shift) {
-    require(generated.ndim() == 1 && history.ndim() == 1 && history.size() == generated.size() &&
-            lengths.ndim() == 1 && begins.ndim() == 1 && scenarios > 0 && begins.size() > 0 && begins.at(0) == 0 &&
+    require(generated.ndim() == 1 && history.ndim() == 1 && history.size() == generated.size() && lengths.ndim() == 1 &&
+            begins.ndim() == 1 && scenarios > 0 && begins.size() > 0 && begins.at(0) == 0 &&
             begins.at(begins.size() - 1) == lengths.size());
     const auto begin_of = row(begins);
     require(std::is_sorted(begin_of.begin(), begin_of.end()));

@@ -50,10 +50,6 @@ constexpr int TOKEN_BITS = 32;
 // Multiplicative hashing (Knuth, volume 3, 6.4): 2**32 divided by the golden ratio.
 constexpr std::uint32_t GOLDEN = 2654435769u;
 
-void require(bool fits, const char* problem) {
-    if (!fits) throw std::invalid_argument(problem);
-}
-
 // FNV-1a over the `shortest` tokens before `end`, with the final mix of MurmurHash3, because tables use the low bits.
 std::uint64_t hash_before(std::span<const Token> text, Place end, Place shortest) {
     std::uint64_t value = 14695981039346656037u;
@@ -389,8 +385,8 @@ Place Texts::follow_sibling(Sample& sample) const {
     if (length) {
         const auto theirs = samples[sample.sibling].known();
         const Place size = static_cast<Place>(theirs.size());
-        for (Place place = sample.followed; length && place < count; ++place)
-            length = at < size && theirs[at++] == text[place] ? length + 1 : 0;
+        for (Place place = sample.followed; length && place < count; ++place, ++at)
+            length = at < size && theirs[at] == text[place] ? length + 1 : 0;
         goes_on = length && at < size;
     }
     if ((length < rules.longest || !goes_on) && count >= rules.shortest) {
