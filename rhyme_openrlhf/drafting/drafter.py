@@ -36,8 +36,8 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 # Sources of drafts, as the core numbers them (csrc/texts.h).
-NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
-SOURCE_NAMES = ("", "history", "siblings", "own")
+NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN, FROM_SHARED = range(5)
+SOURCE_NAMES = ("", "history", "siblings", "own", "shared")
 # The sample of a request that never drafts, as the core knows it.
 NEVER = -1
 
@@ -60,7 +60,7 @@ class HistoryDrafter(DraftSource):
             longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
             own_output=settings.own_output, window_start=settings.window_start, window_step=settings.window_step,
             window_max=settings.window_max, extend_confidence=settings.extend_confidence,
-            stop_confidence=settings.stop_confidence, helpers=threads - 1,
+            stop_confidence=settings.stop_confidence, shared_tokens=settings.shared_tokens, helpers=threads - 1,
         )  # fmt: skip
 
     def plan_by(self, predictor: Predictor) -> None:

@@ -7,13 +7,14 @@ import pytest
 
 from rhyme_openrlhf.drafting.acceptance import FIRST_RECENT, PRIOR
 from rhyme_openrlhf.drafting.budget import TRIED_AFTER
+from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES
 from rhyme_openrlhf.drafting.planner import REFIT_TOKENS, Cut, Decision, DecisionLog, DraftPlanner, Drafts
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from tests.latency import formula
 
-SOURCES = 4
+SOURCES = len(SOURCE_NAMES)
 CONTEXT = 1000
 MANY = 10_000
 

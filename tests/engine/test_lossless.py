@@ -141,6 +141,19 @@ def test_greedy_output_is_the_same_with_drafts_from_siblings(
     assert did.accepted_siblings > 0
 
 
+def test_greedy_output_is_the_same_with_drafts_from_other_prompts(
+    plain_answers: Any, default_engine: Any, tokenizer: Any
+) -> None:
+    prompts, expected = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
+    before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
+    # The second time the same prompts have other keys: as other prompts whose answers are the same.
+    for turn in range(2):
+        parameters = [greedy(prompt, f"shared-{turn}-{number}") for number, prompt in enumerate(prompts)]
+        assert [list(out.token_ids) for out in default_engine.generate(prompts, parameters)] == expected
+    did = EngineCounters.from_dict(default_engine.scheduler("read_counters")) - before
+    assert did.accepted_shared > 0.2 * did.response_tokens
+
+
 @pytest.mark.parametrize("kind", ["right", "late"])
 def test_greedy_output_is_the_same_under_a_grammar(
     kind: str, plain_engine: Any, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
