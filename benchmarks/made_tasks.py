@@ -1,10 +1,14 @@
-"""Response texts of two made-up tasks, for replays of drafts on text that no rule of drafting was tuned on.
+"""Response texts of four made-up tasks, for replays of drafts.
 
-A script writes the responses, not a model: a template with random phrases, orders of steps and slips, as a policy
+This script writes the responses, not a model: a template with random phrases, orders of steps and slips, as a policy
 samples them. Each sample of a prompt draws its own phrases. Slips become rarer from epoch to epoch.
 
     addition    "37+48="  ->  "7+8=15,3+4+1=8;85": two digits, answers of about 20 tokens, a token a character
-    reasoning   a word problem  ->  four or five sentences of about 80 tokens, a token a word or digit
+    reasoning   a word problem  ->  four or five sentences of about 50 tokens, a token a word or digit
+    product     "37*8="  ->  "30*8=240,7*8=56,240+56=296;296", a token a character
+    code        a function that is asked for  ->  its source of about 60 tokens, a token a word or sign
+
+The rules of drafts were chosen with the first two and the recorded runs in view. Nothing was chosen by the last two.
 """
 
 from __future__ import annotations
@@ -82,6 +86,39 @@ def reasoning(prompt: random.Random, rng: random.Random, slips: float) -> tuple[
     return _words(asked), [*_words(said), "<end>"], abc == a + b - c
 
 
+def product(prompt: random.Random, rng: random.Random, slips: float) -> tuple[list[str], list[str], bool]:
+    """Return the tokens of a prompt and of a response, and whether the response is right."""
+    a, b = prompt.randrange(12, 100), prompt.randrange(3, 10)
+    tens, ones = _slip(a // 10 * b, slips, rng) * 10, _slip(a % 10 * b, slips, rng)
+    result = _slip(tens + ones, slips, rng)
+    parts = [f"{a // 10 * 10}*{b}={tens}", f"{a % 10}*{b}={ones}"]
+    if rng.random() < 0.4:
+        parts.reverse()
+    said = ",".join([*parts, f"{tens}+{ones}={result}"]) + f";{result}."
+    return list(f"{a}*{b}="), list(said), result == a * b
+
+
+VERBS = ("sum", "product", "count", "largest", "smallest", "mean")
+NOUNS = ("prices", "lengths", "scores", "ages", "weights", "times")
+
+
+def code(prompt: random.Random, rng: random.Random, slips: float) -> tuple[list[str], list[str], bool]:
+    """Return the tokens of a prompt and of a response, and whether the response is right."""
+    verb, noun, least = prompt.choice(VERBS), prompt.choice(NOUNS), prompt.randrange(2, 60)
+    name, item = rng.choice((f"{verb}_of", "solve", f"{verb}")), rng.choice(("value", "item", noun[:-1]))
+    bound = _slip(least, slips, rng)
+    doc = rng.choice(
+        (f"Return the {verb} of {noun} above {least} .", f"The {verb} of all {noun} greater than {least} .")
+    )
+    test = rng.choice((f"if {item} > {bound} :", f"if not {item} <= {bound} :"))
+    body = {"sum": f"total += {item}", "product": f"total *= {item}", "count": "total += 1"}.get(
+        verb, f"total = {'min' if verb == 'smallest' else 'max'} ( total , {item} )"
+    )
+    loop = f"total = {'1' if verb == 'product' else '0'} <nl> for {item} in {noun} : <nl> {test} <nl> {body} <nl>"
+    said = f"def {name} ( {noun} ) : <nl> {doc if rng.random() < 0.7 else ''} <nl> {loop} return total <end>"
+    return _words(f"Write a function for the {verb} of all {noun} above {least} ."), _words(said), bound == least
+
+
 def _words(text: str) -> list[str]:
     return re.findall(r"\d|[^\d\s]+", text)
 
@@ -89,6 +126,8 @@ def _words(text: str) -> list[str]:
 TASKS: dict[str, Callable[[random.Random, random.Random, float], tuple[list[str], list[str], bool]]] = {
     "addition": addition,
     "reasoning": reasoning,
+    "product": product,
+    "code": code,
 }
 
 

@@ -1,10 +1,10 @@
 """The source "history": drafts for names of requests, as lists of tokens.
 
-Drafts come from three places: the history of the sample's prompt, its siblings and its own text so far. Siblings are
-the other samples of that prompt on this engine, while they are generated. The one that matches most of the sample's
-last tokens drafts; where they match as many, history before siblings before own text. The compiled core
-(csrc/drafter.h) holds the texts and drafts; this module keeps the names, and has a planner decide how much of the
-drafts is verified.
+Drafts come from the history of the sample's prompt, its siblings and its own text so far. Siblings are the other
+samples of that prompt on this engine, while they are generated. The source that matches most of the sample's last
+tokens drafts; of equally long matches, history before siblings before own text. What all prompts share drafts where its
+first token is more likely accepted. The compiled core (csrc/drafter.h) holds the texts and drafts; this module keeps
+the names, and has a planner decide how much of the drafts is verified.
 
 Invariants:
 - A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
