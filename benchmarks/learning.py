@@ -28,7 +28,7 @@ LAST_EPOCHS = 2
 
 
 def run(seed: int, options: list[str], folder: Path) -> dict[str, Any]:
-    """One demo run; returns its summary with `seed` and the wall-clock seconds of the whole command."""
+    """Make one demo run; return its summary with `seed` and the wall-clock seconds of the whole command."""
     directory = folder / f"seed-{seed}"
     command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "demo", "--train.seed", str(seed)]
     started = time.time()
@@ -38,13 +38,12 @@ def run(seed: int, options: list[str], folder: Path) -> dict[str, Any]:
 
 
 def final_reward(row: dict[str, Any]) -> float:
-    """The mean reward of a run's last epochs."""
+    """Return the mean reward of a run's last epochs."""
     return statistics.fmean(epoch["reward"] for epoch in row["epochs"][-LAST_EPOCHS:])
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """A row a run: reward by epoch, then speed and speculation over all of it; below, the arms held against the first,
-    seed by seed."""
+    """Return a row a run (reward by epoch, speed, speculation), and below each arm against the first by seed."""
     lines = ["arm          seed   wall s   reward by epoch" + " " * 33 + "tokens/s  tokens/step  drafted"]
     for row in sorted(runs, key=lambda row: (row["arm"], row["seed"])):
         rewards = " ".join(f"{epoch['reward']:.3f}" for epoch in row["epochs"])

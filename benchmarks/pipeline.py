@@ -9,11 +9,11 @@ OpenRLHF's asynchronous loop with drafts. `outliers` is `drafts` with --move.ena
 its rank group moves; `reallocation` is `sync` with --reallocation.enable. The order of the arms turns with every seed.
 Written, not printed: RhymeRL's table 2 by epoch (`ranks`) and the share of an epoch's samples that moved (`moved`).
 
-Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
-A40 (the shipped profile derived from PAT's prints) slowed down by --clock, and a trainer paced to --train-s a step in
-every arm: all printed is *emulated*. An emulated step can be stretched, never shortened. So the clock must be slow
-enough that what four engines and a trainer really compute on this machine's cores fits into the emulated times, or the
-cores decide instead of the schedule: `train s` is the longest training step of each arm, beside what was asked for.
+Without --emulate two engines run on this machine's clock. With it, four engines run on the clock of a pair of A40 (the
+shipped profile derived from PAT's prints), slowed down by --clock. The trainer is paced to --train-s a step in every
+arm, and all printed figures are *emulated*. An emulated step can be stretched, never shortened. So the clock must be
+slow enough that the real work of four engines and a trainer fits into the emulated times, or the cores decide instead
+of the schedule. `train s` is the longest training step of each arm, beside the --train-s.
 
 The workload: problems of the embedded task at even distances of its length distribution, whose answers have 7 to 400
 tokens (with --emulate 7 to 160).
@@ -75,8 +75,8 @@ COMPARED = (
     ("reallocation", "sync"),
 )
 # Two steps an epoch. Many prompts with few samples each: what an engine's part takes then depends on their lengths, not
-# on which engine has the longest prompt of all. A small learning rate: the lengths stay those of the prompts (with the
-# demo's own, a policy that is trained on two samples a prompt soon runs into the limit of length).
+# on which engine has the longest prompt of all. The learning rate is small, so the lengths stay those of the prompts.
+# With the demo's own, a policy that is trained on two samples a prompt soon runs into the limit of length.
 PROMPTS = 48
 SHAPE = (
     "--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "2", "--train.num_episodes", "6",
@@ -84,11 +84,11 @@ SHAPE = (
 )  # fmt: skip
 MEASURED = ("--latency.profile", "none")
 EMULATED_PROFILE = FOLDER / "pat-a40-tp2.json"
-# With --emulate answers have 0.4 times as many steps, and a sample that answers in circles ends at 192 tokens: so four
+# With --emulate answers have 0.4 times as many steps, and a sample that answers in circles ends at 192 tokens. So four
 # engines and a trainer fit on two cores, and a training step really takes 1 to 1.5 s. With a clock 4 times slower than
 # the profile's, a rollout stage of OpenRLHF's loop takes 7 to 8 s. Training is a sixth of that, as in RhymeRL (figure
-# 2: rollouts are 84 to 91 % of the time). It decides how much a pipeline that is at most one step off policy must wait
-# for weights: nothing while training is shorter than the shortest rank group's part of a step.
+# 2: rollouts are 84 to 91 % of the time). Its share decides how long a pipeline waits for weights. There is no wait
+# while training is shorter than the shortest rank group's part of a step.
 SHORTER = 0.4
 LONGEST = ("--rollout.max_new_tokens", "192")
 CLOCK = 4.0
@@ -97,7 +97,7 @@ RUN_TIMEOUT_SECONDS = 600
 
 
 def write_prompts(path: Path, shorter: float) -> None:
-    """The workload's prompts, the same every time; answers have `shorter` times as many steps."""
+    """Write the workload's prompts, the same every time; answers have `shorter` times as many steps."""
     rng = random.Random(20)
     kinds = ("chain", "path", "sort")
     problems = [
@@ -111,7 +111,7 @@ def write_prompts(path: Path, shorter: float) -> None:
 
 
 def write_clock(path: Path, clock: float) -> None:
-    """The emulated machine's profile, every time in it `clock` times as long."""
+    """Write the emulated machine's profile, every time in it `clock` times as long."""
     profile = profiles.read(Path(str(EMULATED_PROFILE)))
     profiles.write(
         dataclasses.replace(
@@ -134,7 +134,7 @@ def emulation(clock: float, train_seconds: float, folder: Path) -> list[str]:
 
 
 def run_arm(arm: str, seed: int, options: Sequence[str], folder: Path) -> dict[str, Any]:
-    """One run; its figures."""
+    """Make one run; return its figures."""
     directory = folder / f"{arm}-{seed}"
     argv = [*arguments(str(directory / "checkpoints")), *SHAPE, "--train.seed", str(seed), *options, *ARMS[arm]]
     argv += ["--data.prompt_dataset", str(folder / "prompts.jsonl")]
@@ -144,7 +144,7 @@ def run_arm(arm: str, seed: int, options: Sequence[str], folder: Path) -> dict[s
 
 
 def figures(record: Sequence[Recorded]) -> dict[str, Any]:
-    """Of a run's event log; bubbles from the second epoch on."""
+    """Return the figures of a run's event log; bubbles from the second epoch on."""
     events = [recorded.event for recorded in record]
     run = next(event for event in events if isinstance(event, RunStarted))
     trained = [recorded for recorded in record if isinstance(recorded.event, TrainStep)]
@@ -198,7 +198,7 @@ def figures(record: Sequence[Recorded]) -> dict[str, Any]:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """A row an arm (medians over seeds), and the ratios to `async` and `sync`."""
+    """Return a row an arm (medians over seeds), and the ratios to `async` and `sync`."""
     kind = "emulated" if any(run["emulated"] for run in runs) else "measured"
     lines = [f"{kind:12s} samples/s   step s   train s   bubbles of stage   of all time   where the time goes"]
     by_arm: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""How fast are rollouts and whole steps, against OpenRLHF itself? Measured: real runs on this machine, interleaved.
+"""The speed of rollouts and whole steps, against OpenRLHF itself: real runs on this machine, interleaved.
 
     python benchmarks/rollout.py --seeds 1 2 3 --out rollout.json [-- options of rhyme train for every arm]
 
@@ -6,8 +6,8 @@ The same multi-epoch GRPO run, seed by seed, on three arms in turn: `openrlhf` (
 a GPU with the platform's shims and the gloo weight sync), `off` (ours without speculation) and `on` (ours as it comes).
 The order of the arms turns with every seed, so that none always runs first. Ratios are of runs with the same seed.
 
-On GPUs the demo's placement for as many as there are is used, and `--cuda-graphs` lets the engines of every arm compile
-the model and capture CUDA graphs, as a user's own run does.
+On GPUs the runs use the demo's placement for the GPUs that there are. `--cuda-graphs` lets the engines of every arm
+compile the model and capture CUDA graphs, as a user's own run does.
 
 All arms run as users run them: nothing is reproducible, so ours has all of its sources of drafts and cuts them by step
 times. `--reproducible` seeds every request of every arm instead (which costs all of them time), and ours then drafts
@@ -57,7 +57,7 @@ RUN_TIMEOUT_SECONDS = 1800
 
 
 def write_prompts(path: Path) -> None:
-    """The workload's prompts, the same every time."""
+    """Write the workload's prompts, the same every time."""
     rng = random.Random(20)
     low, high = QUANTILES
     problems = [
@@ -71,7 +71,7 @@ def write_prompts(path: Path) -> None:
 def run_arm(
     arm: str, seed: int, prompts: Path, options: Sequence[str], folder: Path, cuda_graphs: bool = False
 ) -> list[dict[str, Any]]:
-    """One run; returns a record for each step: tokens, seconds of each part, speculation counters if there are any."""
+    """Make one run; return a record for each step: tokens, seconds of each part, speculation counters."""
     directory = folder / f"{arm}-{seed}"
     directory.mkdir()
     demo = arguments(str(directory / "checkpoints"), run_gpus(), cuda_graphs=cuda_graphs)
@@ -98,7 +98,7 @@ def run_arm(
 
 
 def from_status(path: Path) -> list[dict[str, Any]]:
-    """The steps of an OpenRLHF run, from upstream's own status of each."""
+    """Return the steps of an OpenRLHF run, from upstream's own status of each."""
     steps = []
     for line in path.read_text().splitlines():
         status = json.loads(line)
@@ -109,7 +109,7 @@ def from_status(path: Path) -> list[dict[str, Any]]:
 
 
 def from_events(path: Path) -> list[dict[str, Any]]:
-    """The steps of one of our runs, from its event log."""
+    """Return the steps of one of our runs, from its event log."""
     tokens: dict[int, int] = {}
     counters: dict[int, EngineCounters] = defaultdict(EngineCounters)
     steps = []
@@ -126,7 +126,7 @@ def from_events(path: Path) -> list[dict[str, Any]]:
 
 
 def by_epoch(steps: list[dict[str, Any]], per_epoch: int) -> list[dict[str, float]]:
-    """The figures of each epoch of one run."""
+    """Return the figures of each epoch of one run."""
     rows = []
     for first in range(0, len(steps), per_epoch):
         group = steps[first : first + per_epoch]
@@ -150,7 +150,7 @@ def by_epoch(steps: list[dict[str, Any]], per_epoch: int) -> list[dict[str, floa
 def ratios(runs: list[dict[str, Any]], arm: str, peer: str, later: bool) -> dict[str, list[float]]:
     """Arm against peer, one value a seed: rollout tokens/s, steps/s, and tokens per second of whole steps.
 
-    The last because runs drift apart: a policy that answers at greater length trains longer steps, whoever runs it.
+    The last because runs drift apart: a policy that answers at greater length trains longer steps in every arm.
     `later`: from the second epoch on; else the first epoch alone.
     """
     out: dict[str, list[float]] = {"rollout": [], "step": [], "step tokens": []}
@@ -179,7 +179,7 @@ def steps_per_epoch(steps: list[dict[str, Any]]) -> int:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """By arm and epoch (medians over seeds), then the ratios with their spread."""
+    """Return a row an arm and epoch (medians over seeds), then the ratios with their spread."""
     columns = (
         "epoch  tokens/s  step s  rollout s  experience s  train s  sync s  tok/step  accept  ms/step  reward  cut off"
     )
@@ -211,7 +211,7 @@ WIDTHS = ("8,.0f", "6.2f", "9.2f", "12.2f", "7.2f", "6.2f", "8.2f", "6.0%", "7.1
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """The median of what is there."""
+    """Return the median of the values that are there."""
     there = [value for value in values if value is not None]
     return statistics.median(there) if there else None
 

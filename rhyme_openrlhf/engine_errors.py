@@ -1,12 +1,13 @@
-"""How an engine fails, as everybody catches it, and what stands in the lists of engines for one that is gone.
+"""Errors of failing engines, and the stand-in for an engine that is gone.
 
-A run may outlive an engine: with samples at home (moves/) the samples go on elsewhere, and the streaming pipeline has
-prompt groups generated again. Whatever calls all engines (weights, reports, sleep) then calls a `LostEngine` in place
-of the one that is gone, so that engines keep their numbers.
+A run may outlive an engine. With samples at home (moves/) the samples go on elsewhere, and the streaming pipeline has
+prompt groups generated again. Calls to all engines (weights, reports, sleep) then reach a `LostEngine` in place of the
+one that is gone, so that engines keep their numbers.
 
-Invariants: an engine is left out only if its actor or its vLLM process is gone, never because it is slow; a run without
-an engine ends, and says so. An engine that dies within a weight sync or a check still ends the run, because nobody
-knows what the engine had loaded.
+Invariants:
+- An engine is left out only if its actor or its vLLM process is gone, never because it is slow.
+- A run without an engine ends, and says so.
+- An engine that dies within a weight sync or a check still ends the run, because its loaded weights are unknown.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Names of prompts and their rounds, and which history worker keeps which prompt.
+"""Names of prompts and their rounds, and each prompt's history worker.
 
-A conversation's rounds have a history each: a round starts much like the same round of other samples, and unlike
-another round, though what is before it (the chat template's words) is the same. The first round's key is the prompt's.
+Each round of a conversation has a history of its own. A round starts much like the same round of other samples and
+unlike another round, although the tokens before it (the chat template's words) are the same. The first round's key is
+the prompt's.
 
-Invariants: the key of a prompt is the same in every process, run and Python version; so is its owner. Growing from n
-to n + 1 workers moves prompts only to the new worker, about one in n + 1. All rounds of a prompt have one owner.
+Invariants:
+
+- A prompt's key is the same in every process, run and Python version; so is its owner.
+- Growing from n to n + 1 workers moves prompts only to the new worker, about one in n + 1.
+- All rounds of a prompt have one owner.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ ROUND_MARK = "-"
 
 
 def prompt_key(prompt: str, datasource: str = "") -> str:
-    """The key (32 hexadecimal digits) of a prompt's text within its data source."""
+    """Return the key (32 hexadecimal digits) of a prompt's text within its data source."""
     source = datasource.encode("utf-8", "surrogatepass")
     # The length in front keeps ("ab", "c") and ("a", "bc") apart.
     text = len(source).to_bytes(8, "little") + source + prompt.encode("utf-8", "surrogatepass")
@@ -36,7 +40,7 @@ def round_key(key: str, number: int) -> str:
 
 
 def rounds(key: str, known: Callable[[str], bool]) -> Iterator[str]:
-    """The keys of a prompt's rounds, from the first on, as long as they are `known`."""
+    """Yield the keys of a prompt's rounds, from the first on, as long as they are `known`."""
     number = 0
     while known(round_key(key, number)):
         yield round_key(key, number)
@@ -44,7 +48,7 @@ def rounds(key: str, known: Callable[[str], bool]) -> Iterator[str]:
 
 
 def owner(key: str, workers: int) -> int:
-    """The history worker, from 0 to `workers` - 1, that keeps the prompt of this key (or round's key).
+    """Return the history worker, from 0 to `workers` - 1, that keeps the prompt of this key (or round's key).
 
     Jump consistent hashing (Lamping and Veach 2014). Raises ValueError for fewer than one worker.
     """

@@ -1,10 +1,9 @@
 """OpenRLHF's Ray actor classes as plain classes that can be subclassed.
 
-`@ray.remote` turns a class into an ActorClass that refuses to be subclassed. The plain class is still inside it, but
-Ray pickles inherited methods by value unless `module.qualname` resolves to them, and then zero-argument `super()` and
-the module's globals break in the worker. So `plain_class` gives the class and its own functions an address that does
-resolve: the module that calls it, under the name it assigns. Checked against Ray 2.55.0
-(`tests/test_ray_classes.py`).
+`@ray.remote` turns a class into an ActorClass that refuses to be subclassed. The plain class is still inside it. But
+Ray pickles inherited methods by value unless `module.qualname` resolves to them. Then zero-argument `super()` and the
+module's globals break in the worker. So `plain_class` gives the class and its own functions an address that does
+resolve: the module that calls it, under the name it assigns. Checked against Ray 2.55.0 (`tests/test_ray_classes.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ WITHOUT_TORCH = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0"}
 
 
 def plain_class(actor_class: Any, module: str, name: str) -> Any:
-    """The plain class behind a Ray ActorClass.
+    """Return the plain class behind a Ray ActorClass.
 
     The caller must assign the result to the module-level name `name` in `module` (its own `__name__`):
 

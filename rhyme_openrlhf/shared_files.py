@@ -14,9 +14,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def process_started(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None when there is no such process.
+    """Return when process `pid` started, in clock ticks since boot; None when there is no such process.
 
-    Together with the number it names a process for good: process numbers are used again.
+    Number and start together identify a process for good, because process numbers are used again.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -27,7 +27,7 @@ def process_started(pid: int) -> int | None:
 
 
 def owned_prefix(kind: str) -> str:
-    """What names of this process's files of a kind begin with; anything may follow."""
+    """Return the beginning of the names of this process's files of a kind."""
     return f"{kind}-{os.getpid()}-{process_started(os.getpid())}-"
 
 

@@ -8,6 +8,6 @@ from pathlib import Path
 
 
 def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder, which need not exist (XDG Base Directory Specification)."""
+    """Return the folder, which need not exist (XDG Base Directory Specification)."""
     cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
     return Path(cache) / "rhyme-openrlhf"

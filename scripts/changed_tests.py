@@ -2,21 +2,22 @@
 
     python scripts/changed_tests.py [BASE]
 
-The change is everything since BASE (main): commits, uncommitted changes and new files. A changed Python file needs the
-test files that import the file, directly or through other files, deferred imports included; a text that is a module's
-name or a file's name counts as an import, because commands and subprocesses are started by such texts. A conftest.py
-is imported by all tests below its folder; what a fixture imports counts for those that name the fixture.
+The change is everything since BASE (main): commits, uncommitted changes and new files.
 
-A file that no test reaches so (templates, style sheets, data, migrations, scripts of other languages) needs the tests
-of the folder of `tests` that is named as one of the file's folders, and those that name the file's folder in a text.
-A file that says how tests run (EVERYTHING), or that fits no rule, needs all of them; a page of documentation that fits
-no rule needs none.
+- A changed Python file needs the test files that import it, directly or through other files, deferred imports included.
+- A text that is a module's name or a file's name counts as an import, because such texts start commands.
+- All tests below a conftest.py's folder import it. A fixture's imports count for the tests that name the fixture.
+- A file that no test reaches this way (templates, data, migrations, other languages) needs the tests of the folder of
+  `tests` that is named like one of its folders. It also needs those that name the file's folder in a text.
+- A file that says how tests run (EVERYTHING), or that fits no rule, needs all tests.
+- A page of documentation that fits no rule needs none.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import subprocess
 import sys
 from collections import defaultdict
@@ -31,13 +32,13 @@ EVERYTHING |= {"scripts/setup_cpu.sh", "scripts/test.sh"}
 LINKED = ("api", "webui", "migrations")
 PACKAGE = "rhyme_openrlhf"
 DOCUMENTATION = (".md", "LICENSE")
-# Reasons are told up to so many files.
+# Reasons are printed for up to this many files.
 FEW = 12
 
 
 @dataclass
 class Wants:
-    """What a file, or a fixture of a conftest.py, uses: modules it imports, texts, and the names of its parameters."""
+    """References of a file or of a fixture: modules it imports, texts, and the names of its parameters."""
 
     modules: set[str] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)
@@ -52,6 +53,7 @@ def module_of(path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def read(path: str, source: str) -> dict[str, Wants]:
     """Return what a Python file wants under "", and what each fixture of a conftest.py wants under its name."""
     tree = ast.parse(source)
@@ -70,7 +72,7 @@ def read(path: str, source: str) -> dict[str, Wants]:
 
 
 def is_fixture(function: ast.FunctionDef) -> bool:
-    """Whether a function is a fixture that a test must name: not one that pytest uses for every test."""
+    """Return whether a function is a fixture that a test must name, not one that pytest uses for every test."""
     texts = [ast.unparse(decorator) for decorator in function.decorator_list]
     return any("fixture" in text for text in texts) and not any("autouse" in text for text in texts)
 

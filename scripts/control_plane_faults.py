@@ -2,15 +2,19 @@
 
     python scripts/control_plane_faults.py [--only NAME ...] [--stores sqlite postgresql] [--seconds 60] [--write]
 
-Each fault gets a service (`rhyme serve`), runs whose real reporters send what a writer adds to their logs, and a client
-that sends one event at a time and notes what it is answered. When the fault is over and the reporters have ended, every
-event of every log must be in the store once, as it was written; what the service derived must be, row by row, what a
-fresh service makes of the run directories; and what the client was told is stored must be stored. Exits with 1 if
-anything is not, and if an answer was neither a success nor a 503 or 507 with Retry-After.
+Each fault gets a service (`rhyme serve`) and runs whose real reporters send what a writer adds to their logs. A client
+sends one event at a time and notes each response. When the fault is over and the reporters have ended:
 
-Faults of two services on one database: runs are asked for through both, and the service that starts them is killed or
-frozen. A pretended Ray (`recording_ray.py`) records what it was asked to start. No run may be started twice, every run
-that left the queue must be started with a token that opens, and the other service must take over within 30 s.
+- Every event of every log must be in the store once, as it was written.
+- Derived rows must equal, row by row, those that a fresh service makes of the run directories.
+- Each event that the service confirmed to the client must be stored.
+- Every response was a success, or a 503 or 507 with Retry-After.
+
+The script exits with 1 if anything of this does not hold.
+
+Faults of two services on one database: runs are requested from both, and the service that starts them is killed or
+frozen. A pretended Ray (`recording_ray.py`) records each start. No run may be started twice. Every run that left the
+queue must be started with a token that opens. The other service must take over within 30 s.
 
 --write puts the table into docs/reliability.md. A full disk needs root: it mounts a small one.
 """
@@ -51,7 +55,7 @@ STORES = ("sqlite", "postgresql")
 EVENTS_PER_SECOND = 400.0
 # Between two events of the client that sends one at a time.
 SINGLE_SECONDS = 0.02
-# For whatever must come to pass under a fault, or after it.
+# Limit for a wait under a fault, or after it.
 LIMIT_SECONDS = 60.0
 # A PostgreSQL cluster with its first write-ahead log has 40 MB; the rest is for what the runs write.
 DISK_MB = 400
@@ -83,7 +87,7 @@ class Single(threading.Thread):
         service.client.put(self._path, json=who).raise_for_status()
 
     def run(self) -> None:
-        """Until `ending`."""
+        """Run until `ending`."""
         number = 0
         while not self.ending.wait(SINGLE_SECONDS):
             note = {"kind": "note", "level": "info", "text": str(number), "source": "single", "sequence": number}
@@ -101,11 +105,11 @@ class Single(threading.Thread):
             number += 1
 
     def refused(self) -> int:
-        """How often it was told to come again."""
+        """Return how often the service asked the client to come again."""
         return sum(self.answers[str(status)] for status in REFUSALS)
 
     def lost(self) -> int:
-        """How many events it was told are stored, and are not."""
+        """Return how many confirmed events are missing in the store."""
         return len(self.stored - {int(row["text"]) for row in self._service.events(self.run_uid)})
 
 
@@ -125,7 +129,7 @@ class Pair:
             self.attempts.append(run["attempts"][0]["uid"])
 
     def holder(self) -> tuple[Service, Service]:
-        """The service that dispatches, and the other one. Both must agree on it."""
+        """Return the service that dispatches, and the other one. Both must agree on it."""
         first, second = self.services
         told = [one.client.get("/dispatcher").raise_for_status().json() for one in self.services]
         if told[0]["pid"] != told[1]["pid"] or told[0]["here"] == told[1]["here"]:
@@ -133,7 +137,7 @@ class Pair:
         return (first, second) if told[0]["here"] else (second, first)
 
     def started(self, attempt: str) -> int:
-        """How often a cluster was asked to start it."""
+        """Return how often a cluster was asked to start it."""
         return sum(ray.asked[attempt] for ray in {id(ray): ray for ray in self.rays}.values())
 
     def count(self) -> tuple[dict[str, int], list[str]]:
@@ -174,11 +178,11 @@ class Bench:
         return self.clocks[1] if self.clocks else None
 
     def under_way(self) -> bool:
-        """Whether the fault is to happen (again)."""
+        """Return whether the fault is to happen (again)."""
         return time.monotonic() < self._end or not self.times
 
     def begin(self) -> None:
-        """From now on `seconds` count."""
+        """Start counting `seconds`."""
         self._end = time.monotonic() + self.seconds
 
     def until(self, true: Callable[[], bool], what: str) -> None:
@@ -190,7 +194,7 @@ class Bench:
             time.sleep(0.02)
 
     def until_stored(self) -> None:
-        """Until the service takes events (again)."""
+        """Wait until the service takes events (again)."""
         known = len(self.single.stored)
         self.until(lambda: len(self.single.stored) > known + 1, "the service to take events")
 
@@ -208,7 +212,9 @@ def kill_server(bench: Bench) -> None:
 
 
 def kill_postgresql(bench: Bench) -> None:
-    """In turn the whole of it, started again, and one of its processes, after which it recovers by itself."""
+    """Kill in turn all of PostgreSQL, then starting it again, and one of its processes, after which it recovers by
+    itself.
+    """
     assert bench.postgresql is not None
     while bench.under_way():
         bench.until_stored()
@@ -227,7 +233,7 @@ def kill_postgresql(bench: Bench) -> None:
 
 
 def fill_disk(bench: Bench) -> None:
-    """Whoever has to make room starts a PostgreSQL that could not go on."""
+    """Fill the disk; afterwards restart PostgreSQL if it stopped for lack of space."""
     ballast = bench.disk / "ballast"
     while bench.under_way():
         reader = _new_reader(bench)
@@ -249,7 +255,7 @@ def _fill(ballast: Path) -> None:
 
 
 def limit_files(bench: Bench) -> None:
-    """What anyone can do to a process of their own: no file may grow beyond what the database has now."""
+    """Forbid that any file grows beyond the database's present size, which every user can do to their own process."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     while bench.under_way():
         reader = _new_reader(bench)
@@ -262,7 +268,7 @@ def limit_files(bench: Bench) -> None:
 
 
 def _limit_files(service: int, limits: tuple[int, int]) -> None:
-    """Of the service and of its processes that take batches in."""
+    """Limit files of the service and of its processes that take batches in."""
     for process in (service, *(child.pid for child in psutil.Process(service).children(recursive=True))):
         resource.prlimit(process, resource.RLIMIT_FSIZE, limits)
 
@@ -277,14 +283,14 @@ def _until_refused(bench: Bench, reader: dict[str, str]) -> None:
 
 
 def _new_reader(bench: Bench) -> dict[str, str]:
-    """The header of a viewer who has not been seen yet, and whose first use the store would like to note."""
+    """Return the header of a new viewer, whose first use the store would like to record."""
     bench.until_stored()
     issued = bench.service.client.post("/tokens", json={"name": "reader", "role": "viewer"}).raise_for_status().json()
     return {"Authorization": f"Bearer {issued['token']}"}
 
 
 def turn_clocks(bench: Bench) -> None:
-    """The service's, and that of the runs and their reporters: forward and back, each for itself."""
+    """Turn the clocks of the service, and of runs and reporters: forward and back, each by itself."""
     while bench.under_way():
         bench.until_stored()
         for clock in bench.clocks:
@@ -296,7 +302,7 @@ def turn_clocks(bench: Bench) -> None:
 
 
 def kill_holder(bench: Bench) -> None:
-    """The one that starts runs; it comes back when the other has taken over."""
+    """Kill the service that starts runs; it comes back when the other has taken over."""
     pair = bench.pair
     assert pair is not None
     while bench.under_way():
@@ -311,7 +317,7 @@ def kill_holder(bench: Bench) -> None:
 
 
 def freeze_holder(bench: Bench) -> None:
-    """As a machine that is suspended: it wakes when the other has taken over, and may not act on."""
+    """Freeze the service, like a suspended machine; it wakes when the other has taken over, and must not act."""
     pair = bench.pair
     assert pair is not None
     while bench.under_way():
@@ -345,7 +351,7 @@ def _take_over(bench: Bench, pair: Pair, other: Service, began: float) -> None:
 
 
 def _until_started(bench: Bench, pair: Pair) -> None:
-    """Until no run is queued, and what comes late has come."""
+    """Wait until no run is queued and late starts have arrived."""
 
     def queued() -> int:
         shown = pair.services[0].client.get("/runs", params={"status": "queued"}).raise_for_status()
@@ -357,11 +363,12 @@ def _until_started(bench: Bench, pair: Pair) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """`act` makes it happen again and again.
+    """One fault; `act` makes it happen again and again.
 
     `mounts`: on a disk of its own, which only root can mount; `refuses`: the service must have refused something;
-    `turns_clocks`: service and runs go by clocks of their own; `clusters`: two services share the database, on so many
-    clusters.
+    `turns_clocks`: service and runs have clocks of their own; `clusters`: number of clusters, with two services that
+    share
+    the database.
     """
 
     text: str
@@ -434,7 +441,7 @@ def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Pa
 
 
 def _set_up(fault: Fault, store: str, seconds: float, folder: Path, stack: ExitStack) -> Bench:
-    """The service, its store and its client; `stack` undoes it."""
+    """Start the service, its store and its client; `stack` undoes it."""
     disk = folder / "disk"
     disk.mkdir()
     if fault.mounts:
@@ -481,7 +488,7 @@ def _set_up(fault: Fault, store: str, seconds: float, folder: Path, stack: ExitS
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/reliability.md."""
+    """Return the table of docs/reliability.md."""
     lines = [
         "| fault | store | times | events written | lost | doubled | rows that differ | "
         "answered 200 / 503 / not at all | queued runs started once / twice / not | longest takeover |",

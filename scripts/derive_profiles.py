@@ -1,10 +1,15 @@
-"""Writes the profiles that ship with the simulator, from what papers print.
+"""Writes the profiles that ship with the simulator, from figures that papers print.
 
     python scripts/derive_profiles.py
 
-PAT (LLaMA3.1-8B on 8 A40), all that is printed about time: figure 4's four decode steps, the two ways of handling the
-KV caches of 9 samples at 12K context (section 5.4), the token budget (4.2). What context costs is not printed: it is
-taken from the A40's data sheet, as the time to read a token's keys and values once.
+PAT (LLaMA3.1-8B on 8 A40), all that is printed about time:
+
+- figure 4: four decode steps;
+- section 5.4: the two ways of handling the KV caches of 9 samples at 12K context;
+- section 4.2: the token budget.
+
+The cost of context is not printed. It comes from the A40's data sheet, as the time to read a token's keys and values
+once.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ NOTES = (
 
 
 def derive(size: int) -> Profile:
-    """The profile of one tensor-parallel size."""
+    """Return the profile of one tensor-parallel size."""
     engines = DEVICES // size
     kv_bytes = KV_BYTES // size
     context_seconds = kv_bytes / MEMORY_BYTES_PER_SECOND

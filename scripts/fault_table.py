@@ -1,11 +1,11 @@
-"""Make real runs fail in every way we know, and write down what happened: the table in docs/reliability.md.
+"""Make real runs fail in every known way, and write down what happened: the table in docs/reliability.md.
 
     python scripts/fault_table.py [--only NAME ...] [--write]
 
 Each fault gets a small real run of its own (embedded model, one engine). The fault is injected when the run reaches a
-given event; then the script waits for the run to end, and looks at what it said, how long it took, what it left behind
-and what survived. Exits with 1 if a fault did not end as promised: within LIMIT_SECONDS, with one sentence and a
-non-zero code (or healed), no process left, a readable run directory.
+given event. Then the script waits for the run to end and checks its output, its duration, what it left behind and what
+survived. It exits with 1 if a fault did not end as promised: within LIMIT_SECONDS, with one sentence and a non-zero
+code (or healed), no process left, a readable run directory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def events(self) -> list[Event]:
-        """What the run recorded so far."""
+        """Return the events that the run recorded so far."""
         log = self.folder / "run" / "events.jsonl"
         return [recorded.event for recorded in read_events(log)] if log.exists() else []
 
@@ -96,13 +96,13 @@ class Run:
             return
 
     def find(self, title: str) -> psutil.Process:
-        """The newest process of the run whose command line holds `title`."""
+        """Return the newest process of the run whose command line holds `title`."""
         self.look()
         found = [p for p in self.seen if alive(p) and title in " ".join(p.cmdline())]
         return max(found, key=lambda process: process.create_time())
 
     def left(self) -> list[str]:
-        """The run's processes that are still there."""
+        """Return the run's processes that are still there."""
         return [" ".join(process.cmdline())[:60] for process in self.seen if alive(process)]
 
 
@@ -121,7 +121,7 @@ class Fault:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether the process is there and not a zombie that somebody else has to collect."""
+    """Return whether the process exists and is no zombie that its parent has to collect."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -129,12 +129,12 @@ def alive(process: psutil.Process) -> bool:
 
 
 def second_rollout(event: Event) -> bool:
-    """The second step's rollout has begun."""
+    """Return whether the second step's rollout has begun."""
     return isinstance(event, RolloutStarted) and event.step == 2
 
 
 def second_training(event: Event) -> bool:
-    """The second step's optimizer has begun."""
+    """Return whether the second step's optimizer has begun."""
     return isinstance(event, StageStarted) and event.step == 2 and event.stage == "train"
 
 
@@ -168,7 +168,7 @@ def to_driver(number: int) -> Callable[[Run], float]:
 
 
 def from_start(run: Run) -> float:
-    """The fault was there before the run."""
+    """Hold at once: the fault was there before the run."""
     return time.time()
 
 
@@ -194,7 +194,7 @@ TAKEN: list[socket.socket] = []
 
 
 def anything(event: Event) -> bool:
-    """From the first event on."""
+    """Hold from the first event on."""
     return True
 
 
@@ -216,7 +216,7 @@ FAULTS = (
 
 
 def run_fault(fault: Fault, folder: Path) -> dict[str, object]:
-    """One run with one fault; returns what was seen."""
+    """Make one run with one fault; return the observations."""
     run = start(fault, folder)
     injected = ended = 0.0
     deadline = time.time() + RUN_SECONDS
@@ -261,7 +261,7 @@ def start(fault: Fault, folder: Path) -> Run:
 
 
 def judge(fault: Fault, run: Run, injected: float, ended: float, left: list[str], stuck: bool) -> dict[str, object]:
-    """The row of the table, and what of it is not as promised."""
+    """Return the row of the table, and each broken promise."""
     events = run.events
     lines = [line for line in run.output.read_text().splitlines() if line.startswith("rhyme train: ")]
     said = lines[-1].removeprefix("rhyme train: ").partition(" (logs:")[0] if lines else ""
@@ -299,7 +299,7 @@ def judge(fault: Fault, run: Run, injected: float, ended: float, left: list[str]
 
 
 def markdown(rows: list[dict[str, object]]) -> str:
-    """The table of docs/reliability.md."""
+    """Return the table of docs/reliability.md."""
     lines = ["| fault | what is seen | exit code | seconds until the end | survives |", "|---|---|---|---|---|"]
     for row in rows:
         seen = str(row["seen"]).replace("|", "\\|")

@@ -1,7 +1,11 @@
 """The parts of `scripts/gpu_first_run.sh`: each is a command of ours with a time limit, whose figures go into one file.
 
-Invariants: the file is written after every part, in one piece; a part that fails, is skipped or runs out of time has
-its row and its reason; results of another device are never mixed in; whatever a part starts is ended with it.
+Invariants:
+
+- The file is written after every part, in one piece.
+- A part that fails, is skipped or runs out of time has its row and its reason.
+- Results of another device are never mixed in.
+- All processes that a part starts are ended with it.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Context:
-    """What all parts of a call share. `folder`: for their files; `options`: the user's, of `rhyme train`."""
+    """Shared input of all parts of a call. `folder`: for their files; `options`: the user's, of `rhyme train`."""
 
     gpus: int
     tiny: bool
@@ -59,7 +63,7 @@ class Context:
 
     @property
     def checkpoints(self) -> Path:
-        """Where a part's run saves what it trained."""
+        """Return where a part's run saves what it trained."""
         return self.folder / "checkpoints"
 
     def train(self, gpus: int | None = None, *, cuda_graphs: bool = False) -> list[str]:

@@ -5,8 +5,8 @@
 
 cosmic-ray makes the changes in a copy of the last commit, so the working tree stays as it is. A change is tried on the
 module's own test file first, and on all tests of its room if that file passes. The same seed and commit give the same
-sample. Printed are the share of changes that were noticed, and every change that was not: whoever reads the list judges
-whether a test is missing, or whether the change makes no difference to anybody.
+sample. The script prints the share of noticed changes, and every unnoticed one. A reader of that list judges whether a
+test is missing, or whether the change makes no difference.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     rhyme demo --run.name NAME --run.dir RUNS/NAME ...
     python scripts/record_demo.py RUNS/NAME [RUNS/OTHER ...] [--replace OLD=NEW ...]
 
-Each run's name in the recording is its directory's. The package's and the interpreter's folders, the runs' folder, the
-machine's name and its addresses are replaced; say what else names the machine with --replace, and read what comes out
+Each run's name in the recording is its directory's. The script replaces the folders of the package, the interpreter
+and the runs, and the machine's name and addresses. Give other names of the machine as --replace, and read the result
 before it is published.
 """
 
@@ -25,7 +25,7 @@ NODE = "10.0.0.1"
 
 
 def replacements(run: Path) -> list[tuple[str, str]]:
-    """What names the machine that a run was made on, and what stands for it."""
+    """Return the names of the machine that a run was made on, and their replacements."""
     config = json.loads((run / "config.json").read_text())
     nodes = {row["node"] for row in read_rows(run) if row["kind"] in ("system_sample", "process_died")}
     package = str(Path(rhyme_openrlhf.__file__).parent)

@@ -48,7 +48,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 def python(module: str, clock: Path | None) -> list[str]:
-    """The command that runs a module, by the clock of a file if there is one."""
+    """Return the command that runs a module, by the clock of a file if there is one."""
     if clock is None:
         return [sys.executable, "-m", module]
     return [sys.executable, "-c", OTHER_CLOCK, str(clock), module]
@@ -102,7 +102,7 @@ class Service:
         self.process.wait()
 
     def wait(self) -> None:
-        """Until it answers. Raises RuntimeError when it ends or takes more than START_SECONDS."""
+        """Wait until the service answers. Raises RuntimeError when it ends or takes more than START_SECONDS."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and self.process.poll() is None:
             try:
@@ -114,13 +114,13 @@ class Service:
         raise RuntimeError(f"the service was not ready within {START_SECONDS:g} s: {self.log.read_text()[-2000:]}")
 
     def end(self) -> None:
-        """As Ctrl-C does."""
+        """End the process as Ctrl-C does."""
         self.client.close()
         self.process.terminate()
         self.process.wait(30)
 
     def events(self, run: str) -> Iterator[dict[str, Any]]:
-        """All events that it has of a run, as lines of the run's log."""
+        """Return all events of a run in the service, as lines of the run's log."""
         cursor = None
         while True:
             asked = {"limit": PAGE, **({"cursor": cursor} if cursor else {})}
@@ -132,7 +132,7 @@ class Service:
                 return
 
     def derived(self, run: str) -> Counter[str]:
-        """Every row of every derived table that it exports of a run."""
+        """Return every row of every derived table that the service exports of a run."""
         rows: Counter[str] = Counter()
         for table in TABLES:
             exported = self.client.get(f"/export/runs/{run}/{table}", params={"format": "json"}).raise_for_status()
@@ -180,7 +180,7 @@ class ReportedRun:
             raise RuntimeError(f"the reporter of {self.path} ended with {code}, see its log")
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The lines of its log."""
+        """Return the lines of the run's log."""
         with (self.path / EVENTS_FILE).open("rb") as file:
             yield from map(json.loads, file)
 
@@ -204,7 +204,7 @@ class ReportedRun:
 
 
 def _endless() -> Iterator[Recorded]:
-    """The recorded run without its end, and then its steps again and again, counting on."""
+    """Yield the recorded run without its end, and then its steps again and again, counting on."""
     found = [parse(json.loads(line)) for line in RECORDED.read_text().splitlines()]
     recorded = [one for one in found if one is not None]
     assert recorded[-1].event.kind == RunFinished.kind
@@ -222,10 +222,11 @@ def _endless() -> Iterator[Recorded]:
 
 @dataclass(frozen=True)
 class Count:
-    """What a service has of a run, held against the run's own record.
+    """Comparison of a service's data of a run with the run's own record.
 
-    Events: written, not there, there more than once, there but not as written or never written. `derived`: rows of
-    derived tables that are not as in a service into which the run's directory was imported.
+    Events: written, missing, stored more than once, stored but not as written or never written. `derived`: rows of
+    derived
+    tables that differ from those of a service into which the run's directory was imported.
     """
 
     written: int
@@ -238,7 +239,7 @@ class Count:
 
     @property
     def whole(self) -> bool:
-        """Nothing is lost, doubled or wrong."""
+        """Return whether nothing is lost, doubled or wrong."""
         wrong = self.missing + self.doubled + self.different + self.derived + self.dropped
         return not wrong and self.status == "succeeded"
 

@@ -35,8 +35,8 @@ DEMO = "sorting-and-arithmetic"
 OTHER = "without-speculation"
 # Steps of it that a run has which is still under way.
 LIVE_STEPS = 14
-# Name of the picture -> address; {demo} and {other} are runs of the demonstration, {live} the first of them under way,
-# {synthetic} one of synthetic events, which has moves, layout switches and rank groups.
+# Picture -> address, with names of the demonstration's runs. {live} is the first run under way; {synthetic} has moves,
+# layout switches and rank groups.
 PAGES: dict[str, str] = {
     "sign-in": "/sign-in",
     # First: a run of which nothing is heard is lost after some minutes.
@@ -75,9 +75,9 @@ PUBLIC = ("sign-in",)
 INDEX_HEAD = """\
 # Every page of the dashboard
 
-Whole pages in Chromium, light and dark, 1440 and 390 pixels wide, made by `scripts/screenshots.py` (which writes this
-page too): the demonstration's recorded runs, one of them as if it were under way, and a synthetic run for views of
-moves, layout switches and rank groups. Pages of more than 5,000 pixels are cut there.
+Whole pages in Chromium, light and dark, 1440 and 390 pixels wide. `scripts/screenshots.py` makes all, this page too.
+They show the demonstration's recorded runs, one of them as if it were under way. Moves, layout switches and rank groups
+are from a synthetic run. Pages of more than 5,000 pixels are cut there.
 """
 # What the documentation shows, of the demonstration's real run: name -> address, and where a reader would scroll to.
 PICTURES: dict[str, tuple[str, str]] = {
@@ -171,7 +171,7 @@ def import_runs(folder: Path) -> dict[str, str]:
 
 
 def report_run(database: Any, recorded: Path, now: float) -> str:
-    """The first steps of a recorded run, as if it had just done them and would go on; gives its uid."""
+    """Report the first steps of a recorded run as of a run under way; return its uid."""
     from rhyme_openrlhf.api.demo.recording import moved, read_rows
     from rhyme_openrlhf.api.ingest.announce import Announcement, announce
     from rhyme_openrlhf.api.ingest.store_batch import ingest
@@ -212,7 +212,7 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser."""
+    """Yield a browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -223,7 +223,7 @@ def chromium() -> Iterator[Any]:
 
 
 def opened(browser: Any, theme: str, size: tuple[int, int]) -> Any:
-    """A page of a new profile."""
+    """Yield a page of a new profile."""
     width, height = size
     viewport = {"width": width, "height": height}
     return browser.new_context(viewport=viewport, color_scheme=theme, reduced_motion="reduce").new_page()
@@ -238,7 +238,7 @@ def sign_in(page: Any, link: str) -> str:
 
 
 def take_pictures(browser: Any, link: str, runs: dict[str, str]) -> None:
-    """What README.md and docs/dashboard.md show, light and dark."""
+    """Take the pictures of README.md and docs/dashboard.md, light and dark."""
     for theme in THEMES:
         page = opened(browser, theme, PICTURE_SIZE)
         base = sign_in(page, link)
@@ -268,7 +268,7 @@ def take_pages(browser: Any, link: str, addresses: dict[str, str], folder: Path,
 
 
 def write_index(out: Path) -> None:
-    """A page with links to all pictures of whole pages."""
+    """Write a page with links to all pictures of whole pages."""
     forms = [f"{theme}-{size}" for theme in THEMES for size in SIZES]
     lines = [INDEX_HEAD, f"| page | {' | '.join(form.replace('-', ', ') for form in forms)} |"]
     lines.append("|---" * (1 + len(forms)) + "|")
@@ -279,7 +279,7 @@ def write_index(out: Path) -> None:
 
 
 def draw_all(page: Any) -> None:
-    """Until the figures are drawn, each of which is when it comes into sight."""
+    """Wait until the figures are drawn; each is drawn when it comes into sight."""
     page.wait_for_load_state("load")
     # The page of a cluster comes before Ray's answer.
     page.get_by_text("Loading the state of Ray").wait_for(state="hidden", timeout=DRAWN_MS)

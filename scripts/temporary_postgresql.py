@@ -31,7 +31,7 @@ LIMIT_SECONDS = 120
 
 
 def programs() -> Path | None:
-    """The directory of initdb and pg_ctl, of the newest version installed."""
+    """Return the directory of initdb and pg_ctl, of the newest version installed."""
     newest = sorted(Path(DEBIAN_PROGRAMS).glob("*/bin/initdb"), key=lambda path: int(path.parts[-3].split(".")[0]))
     if newest:
         return newest[-1].parent

@@ -104,6 +104,8 @@ fi
 
 run ruff check .
 run ruff format --check .
+# The words of docstrings, comments, messages, pages and documentation.
+run python scripts/check_words.py
 # Of the drafting core, where they are installed.
 if command -v clang-format >/dev/null; then
     run clang-format --dry-run --Werror csrc/*.cpp csrc/*.h
@@ -118,9 +120,9 @@ TYPES=$(mktemp)
 trap 'rm -f "$TYPES" ${SERVER_LOG:+"$SERVER_LOG"}' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
-# Importing torch, vLLM and DeepSpeed in each pytest process takes a tenth of the time: the other rooms are for --changed.
+# Importing vLLM and DeepSpeed in each pytest process takes a tenth of the time: the other rooms are for --changed.
 QUICK=(tests/{api,benchmarks,cli,docs,drafting,history,latency,scheduling,scripts,settings,simulation,telemetry,verify,webui})
-QUICK+=(tests/test_*.py)
+QUICK+=(tests/test_*.py --ignore tests/benchmarks/test_gpu_arguments.py --ignore tests/verify/test_engines.py)
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python"
 case ${1-} in
     "")

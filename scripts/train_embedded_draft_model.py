@@ -1,14 +1,14 @@
-"""Distil a draft model, half as deep, from the embedded model, and write its directory; print what it measured.
+"""Distil a draft model, half as deep, from the embedded model, and write its directory; print its measurements.
 
     python scripts/train_embedded_draft_model.py [--out DIRECTORY] [--minutes 6] [--threads 2]
 
-It begins with every other layer of the embedded model, with its embeddings and its output layer, and learns the
-embedded model's next-token distribution on worked solutions of the same tasks (the shipped prompts left out). For
-`--drafting.source draft_model`: vLLM asks it for its likeliest next tokens, so what is measured is how often those
-agree with the embedded model's, on solutions that neither has seen.
+The draft model begins with every other layer of the embedded model, with its embeddings and its output layer. It
+learns the embedded model's next-token distribution on worked solutions of the same tasks (the shipped prompts left
+out). It serves `--drafting.source draft_model`, where vLLM takes its likeliest next tokens. So the script measures how
+often those agree with the embedded model's, on solutions that neither has seen.
 
 The shipped weights come from --minutes 6 --threads 1 on a busy core: 1,230 steps, after which both find the same next
-token most likely at 79.5 % of the places. The clock ended it, so they cannot be had again bit by bit.
+token most likely at 79.5 % of the places. The clock ended it, so they cannot be reproduced bit by bit.
 """
 
 import argparse
@@ -47,7 +47,7 @@ MEASURED_BATCHES = 8
 
 
 def half_of(teacher: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
-    """A draft model with every other layer of `teacher`, the last one among them, and all that is not a layer."""
+    """Return a draft model with every other layer of `teacher`, the last among them, and all other modules."""
     student = build_draft_model(DEFAULT_SEED)
     layers, kept = model_config().num_hidden_layers, student.config.num_hidden_layers
     chosen = {str(layers - 1 - number * (layers // kept)): str(kept - 1 - number) for number in range(kept)}
@@ -71,7 +71,7 @@ def targets_of(teacher: Qwen3ForCausalLM, inputs: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def agreement(student: Qwen3ForCausalLM, teacher: Qwen3ForCausalLM, left_out: set[str]) -> float:
-    """The share of the places of unseen solutions at which both find the same next token most likely."""
+    """Return the share of the places of unseen solutions at which both find the same next token most likely."""
     source = batches(random.Random("measured"), left_out, [QUANTILE])
     same = places = 0
     for _ in range(MEASURED_BATCHES):
@@ -84,7 +84,7 @@ def agreement(student: Qwen3ForCausalLM, teacher: Qwen3ForCausalLM, left_out: se
 
 
 def distil(minutes: float, seed: int) -> Qwen3ForCausalLM:
-    """The trained draft model, float32."""
+    """Return the trained draft model, float32."""
     left_out = {row["input"] for path in DATA_DIRECTORY.glob("*.jsonl") for row in shipped(path.name)}
     teacher = Qwen3ForCausalLM.from_pretrained(MODEL_DIRECTORY, dtype=torch.float32).eval()
     student = half_of(teacher).train()

@@ -1,14 +1,14 @@
-"""Train the embedded model on worked solutions and write its directory; print what it measured.
+"""Train the embedded model on worked solutions and write its directory; print its measurements.
 
     python scripts/train_embedded_model.py [--out DIRECTORY] [--steps 4000] [--threads 2]
 
-The solutions hold wrong steps with a small probability (`tasks.error_rate`), so that the model knows how to solve the
-problems and yet errs when it samples at temperature 1: what reinforcement learning then sharpens. The prompts of the
+The solutions hold wrong steps with a small probability (`tasks.error_rate`). So the model knows how to solve the
+problems and yet errs when it samples at temperature 1, which reinforcement learning then sharpens. The prompts of the
 shipped files are left out of the training.
 
 Seeded: one machine and one number of threads give the same weights, unless --minutes ends the training early. The
-shipped weights come from three runs on two busy cores, about 2000 steps in all, each going on from the one before; the
-clock ended them, so they cannot be had again bit by bit:
+shipped weights come from three runs on two busy cores, about 2000 steps in all. Each run continues the one before. The
+clock ended them, so they cannot be reproduced bit by bit:
 
     --minutes 11 --steps 100000
     --minutes 8 --steps 100000 --start FIRST
@@ -52,7 +52,7 @@ MAXIMUM_RESPONSE = 600
 
 
 def shipped(name: str) -> list[dict[str, str]]:
-    """The rows of a shipped prompt file."""
+    """Return the rows of a shipped prompt file."""
     return [json.loads(line) for line in (DATA_DIRECTORY / name).read_text(encoding="utf-8").splitlines()]
 
 
@@ -123,8 +123,10 @@ def measure(model: Qwen3ForCausalLM, rows: list[dict[str, str]], samples: int, t
 
 @torch.no_grad()
 def next_token_accuracy(model: Qwen3ForCausalLM) -> dict[str, float]:
-    """By kind, the share of tokens of error-free solutions that the model finds most likely; far cheaper to take than
-    a reward."""
+    """Return by kind the share of tokens of error-free solutions that the model finds most likely.
+
+    This is far cheaper to measure than a reward.
+    """
     rng, ids, shares = random.Random(DEFAULT_SEED), vocabulary(), {}
     for kind in KINDS:
         right = total = 0
@@ -139,7 +141,7 @@ def next_token_accuracy(model: Qwen3ForCausalLM) -> dict[str, float]:
 
 
 def train(steps: int, minutes: float, start: Path | None, seed: int, learning_rate: float) -> Qwen3ForCausalLM:
-    """A float32 model trained for `steps` optimizer steps, or `minutes` of wall time, whichever ends first.
+    """Train a float32 model for `steps` optimizer steps, or `minutes` of wall time if that ends first.
 
     It starts from random weights and short problems, or from the model in `start` and problems of all lengths.
     """

@@ -25,7 +25,7 @@ class WheelError(ValueError):
 
 
 def declared(wheel: Path) -> list[str]:
-    """The `Requires-Dist` lines of `wheel`, as its METADATA writes them.
+    """Return the `Requires-Dist` lines of `wheel`, as its METADATA writes them.
 
     Raises WheelError if the file is missing, no zip archive, or without exactly one METADATA file.
     """
@@ -45,7 +45,7 @@ def declared(wheel: Path) -> list[str]:
 def requirements(
     wheel: Path, *, extra: str = "", only: Collection[str] = (), without: Collection[str] = ()
 ) -> list[str]:
-    """The requirement lines of `wheel` that hold on this interpreter, markers resolved and removed.
+    """Return the requirement lines of `wheel` that hold on this interpreter, markers resolved and removed.
 
     `extra`: what this extra adds is printed too. `only`: keep these names alone (empty: all). `without`: drop these.
     Names are compared in their canonical form. Raises WheelError, as `declared`.

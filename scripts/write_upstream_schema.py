@@ -26,7 +26,7 @@ JSON_TYPES = {int: "integer", float: "number", str: "string", None: "string"}
 
 
 def build() -> dict[str, Any]:
-    """The schema: one object per group, one property per option, named as in `args.<group>.<field>`."""
+    """Return the schema: one object per group, one property per option, named as in `args.<group>.<field>`."""
     groups: dict[str, dict[str, Any]] = {}
     for action in upstream.options():
         flag = next(name for name in action.option_strings if name.startswith("--"))
@@ -71,7 +71,7 @@ def _said(action: argparse.Action) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file's content."""
+    """Return the file's content."""
     return json.dumps(build(), indent=1, ensure_ascii=True) + "\n"
 
 

@@ -1,12 +1,14 @@
 """Shared by all tests: OpenRLHF must be importable without a GPU; the project's wheel; a service's settings."""
 
 import fcntl
+import functools
 import gc
 import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -41,16 +43,12 @@ hypothesis.settings.load_profile("any-machine")
 # As many examples as tests/examples.py says; chosen by `--hypothesis-profile=quick`.
 hypothesis.settings.register_profile("quick", deadline=None)
 
-# The pure parts are tested without torch too.
+# The pure parts are tested without torch too, and without the seconds that importing torch takes. Where there is a GPU,
+# the stand-ins refuse to work instead.
 if importlib.util.find_spec("torch"):
-    from rhyme_openrlhf.platform import gpu_present, shims
+    from rhyme_openrlhf.platform import shims
 
-    if not gpu_present():
-        shims.install()
-    import torch
-
-    # Beside another pytest process, engines and Ray: more threads than processors wait for each other.
-    torch.set_num_threads(1)
+    shims.install()
 
 
 # Tests below these folders need nothing but the server extra, unless they start more.
@@ -76,6 +74,18 @@ def pytest_runtestloop() -> None:
     """Search for garbage again, in what tests make and not in everything that was imported."""
     gc.freeze()
     gc.enable()
+
+
+@functools.cache
+def one_thread(torch: ModuleType) -> None:
+    """Give torch one thread: beside another pytest process, engines and Ray, more threads wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if torch := sys.modules.get("torch"):
+        one_thread(torch)
 
 
 def pytest_sessionfinish() -> None:

@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries: all that a test asks for, or a fifth in `scripts/test.sh --quick`."""
+"""The number of hypothesis examples: all that a test asks for, or a fifth in `scripts/test.sh --quick`."""
 
 from __future__ import annotations
 

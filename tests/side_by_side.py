@@ -1,8 +1,8 @@
-"""Two pytest processes share the tests (`pytest -n 2`, as `scripts/test.sh` does): which may run beside which.
+"""Two pytest processes share the tests (`pytest -n 2`, as `scripts/test.sh` does): which tests may run beside which.
 
 Ray takes memory and processors, and finds what another Ray left running; engines take memory. So files that start a Ray
-are one queue, one after another, those with engines of this process are a second one, and both begin first. The
-remaining files, one at a time, are for whoever is done.
+are one queue, one after another, those with engines of this process are a second one, and both begin first. A process
+whose queue is empty takes the remaining files, one at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a test starts: the test's marks follow from it, and a test starts nothing that it has no mark for.
+"""Marks of tests, by what each one starts; a test starts nothing that it has no mark for.
 
-A fixture `starts_X` stands for starting an X. Each fixture that starts one asks for it, and so does a test that starts
-one by itself. pytest knows at collection which fixtures a test asks for, directly or through others: the test then has
-the mark X, by which tiers (scripts/test.sh) and queues (tests/side_by_side.py) are chosen.
+A fixture `starts_X` stands for starting an X. Each fixture that starts one requests it, and so does a test that starts
+one by itself. At collection, pytest knows all fixtures that a test requests, directly or through others. A test with
+`starts_X` among them gets the mark X. Tiers (scripts/test.sh) and queues (tests/side_by_side.py) go by these marks.
 """
 
 from __future__ import annotations

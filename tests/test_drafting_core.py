@@ -1,4 +1,4 @@
-"""The compiled core at its edges: what goes wrong is an exception, whatever it is given, and never a crash."""
+"""The compiled core at its edges: every wrong input is an exception and never a crash."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_torn_damaged_and_foreign_buffers_are_refused_and_never_crash(seed: int)
 
 @pytest.mark.usefixtures("starts_python")
 def test_a_core_that_was_not_built_is_named_where_it_is_needed_and_not_before() -> None:
-    """As after an installation without a compiler: everything imports, and the first draft index is refused."""
+    """After an installation without a compiler everything imports, and the first draft index is refused."""
     program = (
         "import sys; sys.modules['rhyme_openrlhf._drafting'] = None\n"
         "import rhyme_openrlhf.history.shard, rhyme_openrlhf.drafting.source\n"

@@ -1,8 +1,9 @@
-"""Who may import what: the pure modules run where there is no training stack (control plane, simulator, tests)."""
+"""Import rules: rooms import only rooms below, and pure modules run without a training stack."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -106,9 +107,16 @@ def imported(tree: ast.AST) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", pure_files(), ids=module_name)
-def test_a_pure_module_names_nothing_heavy(path: Path) -> None:
-    assert imported(ast.parse(path.read_text(encoding="utf-8"))) & HEAVY == set()
+@functools.cache
+def syntax(path: Path) -> ast.Module:
+    """Return a file's syntax tree; several tests read the same files."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_a_pure_module_names_nothing_heavy() -> None:
+    found = {module_name(path): imported(syntax(path)) & HEAVY for path in pure_files()}
+    assert len(found) > 150
+    assert {module: heavy for module, heavy in found.items() if heavy} == {}
 
 
 @pytest.mark.usefixtures("starts_python")
@@ -152,22 +160,26 @@ def rooms_imported(tree: ast.AST) -> set[str]:
     return {room for module in modules if (room := room_of(module))}
 
 
-@pytest.mark.parametrize("path", control_plane_files(), ids=module_name)
-def test_a_room_of_the_control_plane_imports_only_rooms_below_it(path: Path) -> None:
+def test_rooms_of_the_control_plane_import_only_rooms_below_them() -> None:
     level = {room: number for number, rooms in enumerate(CONTROL_PLANE) for room in rooms}
-    mine = room_of(module_name(path))
-    found = rooms_imported(ast.parse(path.read_text(encoding="utf-8"))) - {mine}
-    assert {room for room in found if level[room] >= level[mine]} == set()
-    if mine.startswith("webui."):
-        assert found & {"api.routes", "api.demo"} == set()
+    wrong: dict[str, set[str]] = {}
+    files = control_plane_files()
+    assert len(files) > 100
+    for path in files:
+        mine = room_of(module_name(path))
+        found = rooms_imported(syntax(path)) - {mine}
+        wrong[module_name(path)] = {room for room in found if level[room] >= level[mine]}
+        if mine.startswith("webui."):
+            wrong[module_name(path)] |= found & {"api.routes", "api.demo"}
+    assert {module: rooms for module, rooms in wrong.items() if rooms} == {}
 
 
-@pytest.mark.parametrize("path", control_plane_files(), ids=module_name)
-def test_only_what_answers_requests_knows_http(path: Path) -> None:
-    if room_of(module_name(path)) in WITHOUT_HTTP:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert imported(tree) & HTTP == set()
-        assert rooms_imported(tree) & {"api.http"} == set()
+def test_only_what_answers_requests_knows_http() -> None:
+    files = [path for path in control_plane_files() if room_of(module_name(path)) in WITHOUT_HTTP]
+    assert {room_of(module_name(path)) for path in files} == set(WITHOUT_HTTP)
+    trees = {module_name(path): syntax(path) for path in files}
+    found = {module: imported(tree) & HTTP | rooms_imported(tree) & {"api.http"} for module, tree in trees.items()}
+    assert {module: known for module, known in found.items() if known} == {}
 
 
 def test_the_scan_sees_every_way_to_a_room() -> None:
@@ -237,7 +249,7 @@ def imports() -> dict[str, set[str]]:
     files = sorted(set(files))
     names = {path: path.relative_to(PACKAGE).as_posix() for path in files}
     modules = {module_name(path): names[path] for path in files}
-    return {names[path]: own_imports(ast.parse(path.read_text(encoding="utf-8")), modules) for path in files}
+    return {names[path]: own_imports(syntax(path), modules) for path in files}
 
 
 def test_rooms_import_what_is_below_them(imports: dict[str, set[str]]) -> None:

@@ -1,4 +1,4 @@
-"""What an installed wheel puts where."""
+"""The files that an installed wheel puts into place."""
 
 import importlib.util
 import os
@@ -42,7 +42,7 @@ def test_the_drafting_core_is_compiled_into_it_with_its_types_and_without_its_so
 
 @pytest.mark.usefixtures("starts_python")
 def test_without_a_compiler_all_but_the_core_is_installed(tmp_path: Path) -> None:
-    """In a copy of what is built: the build of the source tree keeps its objects."""
+    """Builds a copy of the sources, because a build in the source tree reuses old objects."""
     tree = tmp_path / "tree"
     ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.safetensors")
     for folder in ("rhyme_openrlhf", "csrc"):

@@ -8,13 +8,15 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlencode
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
+from starlette.routing import BaseRoute
 
 from rhyme_openrlhf.api.app import templates
 from rhyme_openrlhf.webui.pages import PAGES, figures
@@ -23,20 +25,28 @@ from rhyme_openrlhf.webui.site import assets
 
 # Addresses for scripts and machines, which read problem details.
 _NO_PAGES = ("/api/", "/ui/", "/static/", "/healthz", "/readyz", "/metrics")
+ROUTERS: tuple[APIRouter, ...] = (*PAGES, figures.router)
 Handler = Callable[[Request, Any], Awaitable[Response]]
 
 
 def install(app: FastAPI) -> None:
     """Add the dashboard to the service that `api.app.create_app` made."""
-    routers = (*PAGES, figures.router)
-    for router in routers:
-        app.include_router(router)
-    app.state.templates.update(templates(routers))
+    app.router.routes.extend(routes())
+    app.state.templates.update(templates(ROUTERS))
     assets.install(app)
     for kind, handler in list(app.exception_handlers.items()):
         # starlette's WebSocket handlers, which the API does not replace, do not answer a request.
         if not isinstance(kind, type) or not kind.__module__.startswith("fastapi.websockets"):
             app.add_exception_handler(kind, _for_people(handler))  # type: ignore[arg-type]
+
+
+@functools.cache
+def routes() -> tuple[BaseRoute, ...]:
+    """Return the dashboard's routes. The result is cached as that of `api.app.routes`."""
+    all_of_them = APIRouter()
+    for router in ROUTERS:
+        all_of_them.include_router(router)
+    return tuple(all_of_them.routes)
 
 
 def is_page(path: str) -> bool:

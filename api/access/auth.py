@@ -101,7 +101,8 @@ async def _authenticate(service: Service, request: Request, bearer: str | None, 
     if who.session is not None and request.method not in SAFE_METHODS:
         given = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(given.encode(), (who.csrf or "").encode()):
-            raise ProblemError(403, f"a browser's request that changes something needs the header {CSRF_HEADER}")
+            detail = f"a browser's request that changes something needs the header {CSRF_HEADER}"
+            raise ProblemError(403, detail, code="csrf_token_missing")
     if wait := service.limits.requests.take(f"token {who.token_id}"):
         raise retry_later(429, "too many requests with this token", wait)
     return who

@@ -35,7 +35,8 @@ async def starting(request: Request) -> Launching:
     """Return the launching object if it can start runs, else raise ProblemError 409, because a retry does not help."""
     found = await launching(request)
     if found.launcher is None:
-        raise ProblemError(409, "this service cannot start runs: it was started without a Ray cluster")
+        detail = "this service cannot start runs: it was started without a Ray cluster"
+        raise ProblemError(409, detail, code="no_cluster")
     return found
 
 

@@ -32,7 +32,7 @@ class LiveResponse(EventSourceResponse):
         try:
             self._slots.acquire()
         except ProblemError as error:
-            await problem_response(error.status, error.detail, headers=error.headers)(scope, receive, send)
+            await problem_response(error.status, error.detail, error.code, headers=error.headers)(scope, receive, send)
             return
         self._opened.inc()
         try:

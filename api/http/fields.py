@@ -1,10 +1,10 @@
-"""Types of path and query parameters, with the bounds of `store/bounds.py`."""
+"""Types of path and query parameters, with the bounds of `store/bounds.py`, and the address of what was created."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Response
 
 from rhyme_openrlhf.api.read.pagination import CURSOR_LENGTH
 from rhyme_openrlhf.api.store.bounds import INT32, LAST_TIME, NO_NUL
@@ -14,6 +14,9 @@ from rhyme_openrlhf.api.store.models import UID_LENGTH
 PAGE = 50
 LARGEST_PAGE = 1000
 
+
+# Where the API's addresses begin.
+PREFIX = "/api/v1"
 
 RunUid = Annotated[
     str,
@@ -33,3 +36,8 @@ Moment = Annotated[float | None, Query(ge=0, le=LAST_TIME, allow_inf_nan=False, 
 Offset = Annotated[
     str | None, Query(pattern=r"^[0-9]{1,6}$", description="`next_cursor` of the previous page.", examples=["50"])
 ]
+
+
+def created_at(response: Response, path: str) -> None:
+    """Name the address of what a request created: `path` below the API's prefix."""
+    response.headers["Location"] = PREFIX + path

@@ -28,7 +28,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rhyme_openrlhf.api.http.limits import BodyRoom, ComingBody, RateLimit
-from rhyme_openrlhf.api.http.problems import problem_response
+from rhyme_openrlhf.api.http.problems import Code, problem_response
 from rhyme_openrlhf.api.http.security_headers import SECURITY_HEADERS
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import Network
@@ -167,19 +167,19 @@ class HostGuard:
             return
         await self.app(scope, receive, send)
 
-    def _problem(self, scope: Scope) -> tuple[int, str] | None:
+    def _problem(self, scope: Scope) -> tuple[int, str, Code] | None:
         if scope["path"] in PROBES:
             return None
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or host_name(hosts[0]) not in self._names:
-            return 400, "the Host header is not a name of this service: add it to --serve.allowed_hosts"
+            return 400, "the Host header is not a name of this service: add it to --serve.allowed_hosts", "wrong_host"
         origin = headers.get("origin")
         if origin is not None and not same_origin(origin, hosts[0]):
-            return 403, "requests from pages of other origins are refused"
+            return 403, "requests from pages of other origins are refused", "foreign_origin"
         # Browsers that send no Origin header report a foreign page in this header.
         if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return 403, "requests from pages of other origins are refused"
+            return 403, "requests from pages of other origins are refused", "foreign_origin"
         return None
 
 

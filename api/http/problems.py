@@ -9,7 +9,7 @@ from __future__ import annotations
 import http
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +29,40 @@ MEDIA_TYPE = "application/problem+json"
 STORE_RETRY_S = 5
 logger = logging.getLogger(__name__)
 
+# What a program can decide by. The first of a status is used where a route names none.
+Code = Literal[
+    "bad_request", "wrong_host",
+    "unauthorized",
+    "forbidden", "foreign_origin", "csrf_token_missing", "foreign_run",
+    "not_found",
+    "method_not_allowed",
+    "body_too_slow",
+    "wrong_state", "name_taken", "idempotency_key_reused", "no_cluster", "attempt_unknown",
+    "changed_meanwhile",
+    "body_too_large",
+    "unsupported_media_type",
+    "invalid_request", "unknown_parameter", "invalid_run", "invalid_event", "import_refused",
+    "too_many_requests",
+    "internal_error",
+    "unavailable", "database_unavailable", "cluster_unreachable",
+]  # fmt: skip
+_OF_STATUS: dict[int, Code] = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "body_too_slow",
+    409: "wrong_state",
+    412: "changed_meanwhile",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    422: "invalid_request",
+    429: "too_many_requests",
+    500: "internal_error",
+    503: "unavailable",
+}
+
 
 class FieldError(BaseModel):
     """An error in one field of a request."""
@@ -42,30 +76,41 @@ class Problem(BaseModel):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"type": "about:blank", "title": "Not Found", "status": 404, "detail": "there is no run 0f3a"}]
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Not Found",
+                    "status": 404,
+                    "code": "not_found",
+                    "detail": "there is no run 0f3a",
+                }
+            ]
         }
     )
 
     type: str = Field(default="about:blank", description="Always about:blank.")
     title: str = Field(description="The status in words.")
     status: int = Field(description="The HTTP status.")
+    code: Code = Field(description="The kind of error for programs; it does not change when sentences do.")
     detail: str = Field(default="", description="The error in one sentence.")
     errors: list[FieldError] | None = Field(default=None, description="With 422: the errors field by field.")
 
 
 class ProblemError(Exception):
-    """An exception that a route raises to respond with a problem: status, one sentence, optional fields and headers."""
+    """An exception that a route raises to respond with a problem: status, one sentence, and what else is known."""
 
     def __init__(
         self,
         status: int,
         detail: str,
         *,
+        code: Code | None = None,
         errors: Sequence[FieldError] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
+        self.code = code
         self.detail = detail
         self.errors = list(errors) if errors is not None else None
         self.headers = dict(headers or {})
@@ -76,21 +121,28 @@ def retry_later(status: int, detail: str, seconds: float) -> ProblemError:
     return ProblemError(status, detail, headers={"Retry-After": str(max(1, -int(-seconds // 1)))})
 
 
-def problem_body(status: int, detail: str, errors: Sequence[FieldError] | None = None) -> dict[str, Any]:
-    """Return the JSON body of a problem."""
-    problem = Problem(
-        title=http.HTTPStatus(status).phrase, status=status, detail=detail, errors=list(errors) if errors else None
-    )
-    return problem.model_dump(exclude_none=True)
-
-
 def problem_response(
-    status: int, detail: str, errors: Sequence[FieldError] | None = None, headers: Mapping[str, str] | None = None
+    status: int,
+    detail: str,
+    code: Code | None = None,
+    errors: Sequence[FieldError] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """Return the whole response of a problem."""
-    return JSONResponse(
-        problem_body(status, detail, errors), status_code=status, headers=dict(headers or {}), media_type=MEDIA_TYPE
+    """Return the whole response of a problem; without a code, it has the usual one of its status."""
+    problem = Problem(
+        title=http.HTTPStatus(status).phrase,
+        status=status,
+        code=code or code_of(status),
+        detail=detail,
+        errors=list(errors) if errors else None,
     )
+    body = problem.model_dump(exclude_none=True)
+    return JSONResponse(body, status_code=status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+
+
+def code_of(status: int) -> Code:
+    """Return the code of a status that no route has named more closely."""
+    return _OF_STATUS.get(status) or ("bad_request" if status < 500 else "internal_error")
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -102,7 +154,12 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "content": {
                 MEDIA_TYPE: {
                     "schema": schema,
-                    "example": {"type": "about:blank", "title": http.HTTPStatus(status).phrase, "status": status},
+                    "example": {
+                        "type": "about:blank",
+                        "title": http.HTTPStatus(status).phrase,
+                        "status": status,
+                        "code": code_of(status),
+                    },
                 }
             },
         }
@@ -115,28 +172,31 @@ def install(app: FastAPI) -> None:
 
     async def on_problem(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ProblemError)
-        return problem_response(error.status, error.detail, error.errors, error.headers)
+        return problem_response(error.status, error.detail, error.code, error.errors, error.headers)
 
     async def on_not_found(request: Request, error: Exception) -> JSONResponse:
         return problem_response(404, str(error))
 
     async def on_cursor(request: Request, error: Exception) -> JSONResponse:
         fields = [FieldError(field="query.cursor", message=str(error))]
-        return problem_response(422, "the request is not valid", fields)
+        return problem_response(422, "the request is not valid", None, fields)
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return problem_response(error.status_code, str(error.detail), None, error.headers)
+        return problem_response(error.status_code, str(error.detail), headers=error.headers)
 
     async def on_validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         fields = [FieldError(field=_where(entry["loc"]), message=str(entry["msg"])) for entry in error.errors()]
-        return problem_response(422, "the request is not valid", fields)
+        return problem_response(422, "the request is not valid", None, fields)
 
     async def on_store(request: Request, error: Exception) -> JSONResponse:
         logger.error("the database did not respond to %s %s", request.method, request.url.path, exc_info=error)
         return problem_response(
-            503, "the database does not respond: try again", headers={"Retry-After": str(STORE_RETRY_S)}
+            503,
+            "the database does not respond: try again",
+            "database_unavailable",
+            headers={"Retry-After": str(STORE_RETRY_S)},
         )
 
     async def on_defect(request: Request, error: Exception) -> JSONResponse:

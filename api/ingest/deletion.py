@@ -17,7 +17,6 @@ from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import (
     CurveBlock,
-    CurveStretch,
     EngineSampleRow,
     EngineStepRow,
     Interval,
@@ -39,7 +38,7 @@ class DeletionRefusedError(Exception):
 CHUNK = 20_000
 # Tables that grow with a run's length and have no foreign keys; the others follow the run's row (ON DELETE CASCADE).
 LARGE_TABLES: tuple[Any, ...] = (
-    RawEvent, Interval, EngineSampleRow, EngineStepRow, CurveBlock, CurveStretch, Metric, Move, Switch, Step, SystemRow,
+    RawEvent, Interval, EngineSampleRow, EngineStepRow, CurveBlock, Metric, Move, Switch, Step, SystemRow,
 )  # fmt: skip
 
 

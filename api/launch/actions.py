@@ -68,6 +68,10 @@ class LaunchConflict(Exception):
     """The run's state does not allow the action; the message is one sentence for the user."""
 
 
+class KeyReused(LaunchConflict):
+    """Another request has used this idempotency key."""
+
+
 @dataclass(frozen=True)
 class Launching:
     """The service's parts that starting runs needs. `data`: the service's own directory, for private files.
@@ -138,7 +142,7 @@ def find_by_key(session: Session, key: str, digest: str) -> Run | None:
     """Return the run that this key created, or None. Raises LaunchConflict if another request created it."""
     run = session.scalar(select(Run).where(Run.idempotency_key == key))
     if run is not None and run.request_digest != digest:
-        raise LaunchConflict("this Idempotency-Key was used with another request: use a new key")
+        raise KeyReused("this Idempotency-Key was used with another request: use a new key")
     return run
 
 
@@ -177,9 +181,11 @@ def create_run(
     return run
 
 
-def resume_run(session: Session, launching: Launching, run_id: int, now: float) -> None:
-    """Add an attempt that continues from the run's last checkpoint. Raises LaunchConflict."""
+def resume_run(session: Session, launching: Launching, run_id: int, now: float, key: str | None = None) -> None:
+    """Add an attempt that continues from the run's last checkpoint; only once for a key. Raises LaunchConflict."""
     run, attempts = run_status.lock_run(session, run_id)
+    if key is not None and any(attempt.idempotency_key == key for attempt in attempts):
+        return
     if run.spec is None:
         raise LaunchConflict("the run was not started by this service and cannot be resumed here: clone it")
     if run.status in ACTIVE:
@@ -188,7 +194,7 @@ def resume_run(session: Session, launching: Launching, run_id: int, now: float) 
         raise LaunchConflict("the run is lost and may still be active: stop it first, which gives it up")
     if run.status == "succeeded":
         raise LaunchConflict("the run succeeded and has no steps left: clone it to continue with other settings")
-    _add_attempt(session, launching, run, attempts, now)
+    _add_attempt(session, launching, run, attempts, now, key)
 
 
 def stop_run(session: Session, run_id: int, now: float) -> None:
@@ -224,7 +230,9 @@ def arguments_of(run: Run) -> Arguments:
     }
 
 
-def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Sequence[Attempt], now: float) -> Attempt:
+def _add_attempt(
+    session: Session, launching: Launching, run: Run, attempts: Sequence[Attempt], now: float, key: str | None = None
+) -> Attempt:
     assert run.spec is not None
     number = attempts[-1].number + 1 if attempts else 1
     uid = new_uid()
@@ -237,6 +245,7 @@ def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Seq
         resumes=number > 1,
         vouched=True,
         submission_id=uid,
+        idempotency_key=key,
         run_directory=str(launching.runs_directory / run.uid / f"attempt-{number}"),
         checkpoint_path=given or earlier or str(launching.checkpoint_path(run.uid)),
         status="queued",

@@ -1,8 +1,8 @@
-"""Reading a run's curves from stretches, blocks and rows in one statement: one round trip and one snapshot.
+"""Reading a run's curves from blocks and rows in one statement: one round trip and one snapshot.
 
-Invariant: steps below a run's `packed_stretches` are read from stretches (`store/curve_stretches.py`), steps below its
-`packed_blocks` from blocks (`store/curve_blocks.py`), and later steps from rows. One statement sees all three and the
-borders between them. It therefore reads every step exactly once, also during concurrent writes.
+Invariant: steps below a run's `packed_steps` are read from blocks (`store/curve_blocks.py`), later steps from rows. One
+statement sees both and the border between them. It therefore reads every step exactly once, also during concurrent
+writes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.store import curve_blocks, curve_stretches
-from rhyme_openrlhf.api.store.curve_blocks import NO_POINTS, Points
-from rhyme_openrlhf.api.store.curve_stretches import BLOCK_OFFSET, STRETCH_OFFSET, VALUE
+from rhyme_openrlhf.api.store import curve_blocks
+from rhyme_openrlhf.api.store.curve_blocks import NO_POINTS, OFFSET, VALUE, Points
 from rhyme_openrlhf.api.store.database import AS_BINARY
 from rhyme_openrlhf.api.store.lookup import NotFoundError
 from rhyme_openrlhf.api.store.models import Run
-from rhyme_openrlhf.api.store.record import CurveBlock, CurveStretch, Metric, Step
+from rhyme_openrlhf.api.store.record import CurveBlock, Metric, Step
 from rhyme_openrlhf.api.store.step_figures import STEP_CURVES
 
-# Parts of the result in order: the run itself (to tell a missing run from one without steps), stretches, blocks, rows
-# of `metrics`, rows of `steps`.
-_RUN, _STRETCHES, _BLOCKS, _METRICS, _STEPS = range(5)
-# Columns of a row: part, name, number (of stretch, block or step), offsets, values; then the values of a row.
+# Parts of the result in order: the run itself (to tell a missing run from one without steps), blocks, rows of
+# `metrics`, rows of `steps`.
+_RUN, _BLOCKS, _METRICS, _STEPS = range(4)
+# Columns of a row: part, name, number (of block or step), offsets, values; then the values of a row.
 _KEYS = 5
 # Cached statements: the pages use about thirty combinations of names.
 _KEPT = 256
@@ -57,10 +56,9 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
     """
     of_steps = tuple(dict.fromkeys(name for name in names if name in STEP_CURVES))
     of_metrics = [name for name in dict.fromkeys(names) if name not in STEP_CURVES]
-    size, joined = curve_blocks.BLOCK_STEPS, curve_stretches.STRETCH_BLOCKS
-    values = {"uid": uid, "names": [*of_steps, *of_metrics], "low": first, "high": last, "size": size, "joined": joined}
+    size = curve_blocks.BLOCK_STEPS
+    values = {"uid": uid, "names": [*of_steps, *of_metrics], "low": first, "high": last}
     values |= {"first_block": first // size, "last_block": last // size}
-    values |= {"first_stretch": first // (size * joined), "last_stretch": last // (size * joined)}
     if of_metrics:
         values["metrics"] = of_metrics
     # The result includes unflushed changes of the session, which a plain connection would not see.
@@ -72,24 +70,19 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
     parts: dict[int, list[Sequence[Any]]] = {part: list(of) for part, of in itertools.groupby(rows, lambda row: row[0])}
     if _RUN not in parts:
         raise NotFoundError("run", uid)
-    stretches = _packed(parts.get(_STRETCHES, []), size * joined, STRETCH_OFFSET)
-    blocks = _packed(parts.get(_BLOCKS, []), size, BLOCK_OFFSET)
+    blocks = _packed(parts.get(_BLOCKS, []), size)
     rest = _of_metrics(parts.get(_METRICS, [])) | _of_steps(parts.get(_STEPS, []), of_steps)
-    found = {}
-    for name in names:
-        packed = stretches.get(name, NO_POINTS) + blocks.get(name, NO_POINTS)
-        found[name] = packed.between(first, last) + rest.get(name, NO_POINTS)
-    return found
+    return {name: blocks.get(name, NO_POINTS).between(first, last) + rest.get(name, NO_POINTS) for name in names}
 
 
-def _packed(rows: Sequence[Sequence[Any]], size: int, offset: np.dtype[Any]) -> dict[str, Points]:
-    """Decode blocks or stretches of `size` steps, with offsets of this type."""
+def _packed(rows: Sequence[Sequence[Any]], size: int) -> dict[str, Points]:
+    """Decode blocks of `size` steps."""
     found = {}
     for name, of in itertools.groupby(rows, lambda row: row[1]):
         _, _, numbers, offsets, values, *_ = zip(*of, strict=True)
-        counts = [len(of_one) // offset.itemsize for of_one in offsets]
+        counts = [len(of_one) // OFFSET.itemsize for of_one in offsets]
         begins = np.repeat(np.array(numbers, dtype=np.int64) * size, counts)
-        steps = begins + np.frombuffer(b"".join(offsets), offset)
+        steps = begins + np.frombuffer(b"".join(offsets), OFFSET)
         found[name] = Points(steps, np.frombuffer(b"".join(values), VALUE))
     return found
 
@@ -112,10 +105,9 @@ def _of_steps(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, 
 @lru_cache(maxsize=_KEPT)
 def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[Any]:
     """Return the statement for these curves of steps; cached, because building it takes longer than reading."""
-    run = select(Run.id, Run.packed_blocks, Run.packed_stretches).where(Run.uid == bindparam("uid")).cte("run")
+    run = select(Run.id, Run.packed_steps).where(Run.uid == bindparam("uid")).cte("run")
     run_id = select(run.c.id).scalar_subquery()
-    packed = select(run.c.packed_blocks).scalar_subquery()
-    joined = select(run.c.packed_stretches).scalar_subquery()
+    packed = select(run.c.packed_steps).scalar_subquery()
     width = max(len(of_steps), 1)
 
     def part(
@@ -132,24 +124,16 @@ def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[
         return (
             table.run_id == run_id,
             table.step.between(bindparam("low"), bindparam("high")),
-            table.step >= packed * bindparam("size"),
+            table.step >= packed,
         )
 
     wanted: BindParameter[Any] = bindparam("names", expanding=True)
-    stretches = part(
-        _STRETCHES, CurveStretch.name, CurveStretch.stretch, CurveStretch.offsets, CurveStretch.values
-    ).where(
-        CurveStretch.run_id == run_id,
-        CurveStretch.name.in_(wanted),
-        CurveStretch.stretch.between(bindparam("first_stretch"), bindparam("last_stretch")),
-    )
     blocks = part(_BLOCKS, CurveBlock.name, CurveBlock.block, CurveBlock.offsets, CurveBlock.values).where(
         CurveBlock.run_id == run_id,
         CurveBlock.name.in_(wanted),
         CurveBlock.block.between(bindparam("first_block"), bindparam("last_block")),
-        CurveBlock.block >= joined * bindparam("joined"),
     )
-    parts = [part(_RUN, _NOTHING, run.c.packed_blocks), stretches, blocks]
+    parts = [part(_RUN, _NOTHING, run.c.packed_steps), blocks]
     if of_steps:
         figures = [STEP_CURVES[name] for name in of_steps]
         parts.append(part(_STEPS, _NOTHING, Step.step, row=figures).where(*behind(Step)))

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
-from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit
+from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit, created_at
+from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, entity_tag, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.read.pagination import Order
 from rhyme_openrlhf.api.read.runs import page_of
@@ -23,6 +24,7 @@ from rhyme_openrlhf.api.store.models import Experiment, Run
 
 router = APIRouter(prefix="/experiments", tags=["experiments"], responses=documented(401, 403, 422, 429, 503))
 
+NAME_TAKEN = "an experiment with this name already exists"
 ExperimentId = Annotated[int, Path(ge=1, le=INT32)]
 
 
@@ -71,35 +73,51 @@ def list_experiments(
         return ExperimentPage(items=[_view(row, counts.get(row.id, 0)) for row in rows], next_cursor=following)
 
 
+@router.get("/{experiment_id}", responses={200: TAGGED, **documented(404)}, summary="Show an experiment")
+def get_experiment(
+    experiment_id: ExperimentId, response: Response, who: auth.Viewer, service: ServiceDep
+) -> ExperimentView:
+    """Return an experiment."""
+    with service.database.reading() as session:
+        return _tagged(session, _find(session, experiment_id), response)
+
+
 @router.post("", status_code=201, responses=documented(409), summary="Create an experiment")
-def make_experiment(body: NewExperiment, who: auth.Operator, service: ServiceDep) -> ExperimentView:
+def make_experiment(body: NewExperiment, response: Response, who: auth.Operator, service: ServiceDep) -> ExperimentView:
     """Create an experiment with a unique name."""
     try:
         with service.database.writing() as session:
             row = Experiment(name=body.name, description=body.description, created_at=time.time())
             session.add(row)
             session.flush()
-            return _view(row, 0)
+            created_at(response, f"/experiments/{row.id}")
+            return _tagged(session, row, response)
     except IntegrityError as error:
-        raise ProblemError(409, "an experiment with this name already exists") from error
+        raise ProblemError(409, NAME_TAKEN, code="name_taken") from error
 
 
-@router.patch("/{experiment_id}", responses=documented(404, 409), summary="Change an experiment")
+@router.patch("/{experiment_id}", responses={200: TAGGED, **documented(404, 409, 412)}, summary="Change an experiment")
 def change_experiment(
-    experiment_id: ExperimentId, body: ExperimentChange, who: auth.Operator, service: ServiceDep
+    experiment_id: ExperimentId,
+    body: ExperimentChange,
+    response: Response,
+    who: auth.Operator,
+    service: ServiceDep,
+    if_match: IfMatch = None,
 ) -> ExperimentView:
-    """Change the name or the description."""
+    """Change the name or the description; with If-Match only if nobody else has changed them meanwhile."""
     try:
         with service.database.writing() as session:
-            row = _find(session, experiment_id)
+            row = _find(session, experiment_id, lock=True)
+            require_match(if_match, entity_tag(row.name, row.description))
             if body.name is not None:
                 row.name = body.name
             if body.description is not None:
                 row.description = body.description
             session.flush()
-            return _view(row, _run_counts(session, [row.id]).get(row.id, 0))
+            return _tagged(session, row, response)
     except IntegrityError as error:
-        raise ProblemError(409, "an experiment with this name already exists") from error
+        raise ProblemError(409, NAME_TAKEN, code="name_taken") from error
 
 
 @router.delete("/{experiment_id}", status_code=204, responses=documented(404), summary="Delete an experiment")
@@ -112,8 +130,8 @@ def delete_experiment(experiment_id: ExperimentId, who: auth.Operator, service: 
     return Response(status_code=204)
 
 
-def _find(session: Session, experiment_id: int) -> Experiment:
-    row = session.get(Experiment, experiment_id)
+def _find(session: Session, experiment_id: int, lock: bool = False) -> Experiment:
+    row = session.get(Experiment, experiment_id, with_for_update=lock)
     if row is None:
         raise NotFoundError("experiment", experiment_id)
     return row
@@ -122,6 +140,11 @@ def _find(session: Session, experiment_id: int) -> Experiment:
 def _run_counts(session: Session, ids: list[int]) -> dict[int, int]:
     query = select(Run.experiment_id, func.count()).where(Run.experiment_id.in_(ids)).group_by(Run.experiment_id)
     return {experiment: count for experiment, count in session.execute(query) if experiment is not None}
+
+
+def _tagged(session: Session, row: Experiment, response: Response) -> ExperimentView:
+    response.headers["ETag"] = entity_tag(row.name, row.description)
+    return _view(row, _run_counts(session, [row.id]).get(row.id, 0))
 
 
 def _view(row: Experiment, runs: int) -> ExperimentView:

@@ -40,7 +40,7 @@ def readyz(service: ServiceDep) -> Health:
         current = schema_is_current(service.database)
     except SQLAlchemyError as error:
         logger.error("not ready: the database does not respond", exc_info=error)
-        raise ProblemError(503, "the database does not respond") from error
+        raise ProblemError(503, "the database does not respond", code="database_unavailable") from error
     if not current:
         raise ProblemError(503, "the database has another version's schema")
     if problem := service.writable.problem():

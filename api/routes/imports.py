@@ -53,7 +53,7 @@ def make_import(body: Import, who: auth.Operator, service: ServiceDep, launching
         try:
             done = import_directory(service.database, directory, time.time())
         except ImportingError as error:
-            raise ProblemError(422, str(error)) from error
+            raise ProblemError(422, str(error), code="import_refused") from error
     with service.database.reading() as session:
         run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == done.attempt_uid))
     if run_id is not None:

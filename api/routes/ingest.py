@@ -131,7 +131,7 @@ def put_attempt(uid: AttemptUid, body: AnnouncementBody, who: auth.Reporter, ser
             attempt = announce(session, announcement, time.time(), _sender(who))
             return Announced(run=body.run, attempt=attempt.number)
     except ForeignRunError as error:
-        raise ProblemError(403, str(error)) from error
+        raise ProblemError(403, str(error), code="foreign_run") from error
     except AnnouncementConflictError as error:
         raise ProblemError(409, str(error)) from error
 
@@ -186,11 +186,11 @@ def _as_problem() -> Iterator[None]:
         raise ProblemError(422, str(error), errors=errors) from error
     except BadEventError as error:
         errors = [FieldError(field=f"body.events[{error.position}]", message=str(error))]
-        raise ProblemError(422, "the batch has an invalid event", errors=errors) from error
+        raise ProblemError(422, "the batch has an invalid event", code="invalid_event", errors=errors) from error
     except UnknownAttemptError as error:
-        raise ProblemError(409, str(error)) from error
+        raise ProblemError(409, str(error), code="attempt_unknown") from error
     except ForeignRunError as error:
-        raise ProblemError(403, str(error)) from error
+        raise ProblemError(403, str(error), code="foreign_run") from error
     except IngestionInterruptedError as error:
         raise retry_later(503, str(error), RESTART_RETRY_S) from error
 

@@ -16,10 +16,10 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.launching import LaunchingDep, StartingDep
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
-from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid
+from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid, created_at
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
 from rhyme_openrlhf.api.launch import actions as launches
-from rhyme_openrlhf.api.launch.actions import LaunchConflict, Launching
+from rhyme_openrlhf.api.launch.actions import KeyReused, LaunchConflict, Launching
 from rhyme_openrlhf.api.launch.lease import NOBODY, find_holder, not_dispatching
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable
 from rhyme_openrlhf.api.launch.schema import options, upstream_version
@@ -51,7 +51,8 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[\x21-\x7e]+$",
-        description="A text that is unique per run. Repeating a request with the same key returns the same run.",
+        description="A text that is unique per request. Repeating the request with the same key does nothing more, and "
+        "returns the same run.",
     ),
 ]
 RunName = Annotated[
@@ -276,9 +277,14 @@ def stop_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
 
 
 @router.post("/runs/{uid}/resume", responses=documented(404, 409), summary="Resume a run")
-def resume_run(uid: RunUid, who: auth.Operator, service: ServiceDep, launching: StartingDep) -> RunDetail:
-    """Add an attempt that continues from the run's last checkpoint, or from the beginning if it has none."""
-    return _change(service, uid, lambda session, run: launches.resume_run(session, launching, run.id, time.time()))
+def resume_run(
+    uid: RunUid, who: auth.Operator, service: ServiceDep, launching: StartingDep, key: IdempotencyKey = None
+) -> RunDetail:
+    """Add an attempt that continues from the run's last checkpoint, or from the beginning if it has none.
+
+    With a key that has resumed this run before, nothing happens.
+    """
+    return _change(service, uid, lambda session, run: launches.resume_run(session, launching, run.id, time.time(), key))
 
 
 @router.get("/dispatcher", summary="Which service starts runs")
@@ -311,7 +317,7 @@ def get_job_log(
     try:
         return JobLog(text=launching.launcher.log_tail(submission))
     except ClusterUnreachable as error:
-        raise ProblemError(503, str(error)) from error
+        raise ProblemError(503, str(error), code="cluster_unreachable") from error
 
 
 def _read(name: str | None, command: str | None, given: Arguments) -> tuple[str | None, Arguments]:
@@ -352,6 +358,7 @@ def _create_once(creation: _Creation) -> RunDetail:
         if found is not None:
             creation.response.status_code = 200
         run = found or launches.create_run(session, creation.launching, creation.spec, asked, creation.parent)
+        created_at(creation.response, f"/runs/{run.uid}")
         return _detail(session, run)
 
 
@@ -373,13 +380,16 @@ def _as_problem() -> Iterator[None]:
         yield
     except SpecError as error:
         raise _invalid(error.faults) from error
+    except KeyReused as error:
+        raise ProblemError(409, str(error), code="idempotency_key_reused") from error
     except LaunchConflict as error:
         raise ProblemError(409, str(error)) from error
 
 
 def _invalid(faults: Sequence[Fault]) -> ProblemError:
     errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in faults]
-    return ProblemError(422, "the run cannot be started: correct the fields below", errors=errors)
+    detail = "the run cannot be started: correct the fields below"
+    return ProblemError(422, detail, code="invalid_run", errors=errors)
 
 
 def _detail(session: Session, run: Run) -> RunDetail:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, AttemptNumber, Cursor, Limit, Moment, RunUid
+from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match, run_tag
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.ingest import deletion
 from rhyme_openrlhf.api.read.pagination import Direction
@@ -91,19 +92,22 @@ def get_runs(
     return RunPage(items=items, next_cursor=following)
 
 
-@router.get("/{uid}", responses=documented(404), summary="Show a run")
-def get_run(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> RunDetail:
+@router.get("/{uid}", responses={200: TAGGED, **documented(404)}, summary="Show a run")
+def get_run(uid: RunUid, response: Response, who: auth.Viewer, service: ServiceDep) -> RunDetail:
     """Return a run with its configuration and attempts."""
     with service.database.reading(snapshot=False) as session:
-        return _detail(session, find_run(session, uid))
+        return _tagged(session, find_run(session, uid), response)
 
 
-@router.patch("/{uid}", responses=documented(404), summary="Describe a run")
-def change_run(uid: RunUid, body: RunChange, who: auth.Operator, service: ServiceDep) -> RunDetail:
-    """Change name, notes, tags or experiment."""
+@router.patch("/{uid}", responses={200: TAGGED, **documented(404, 412)}, summary="Describe a run")
+def change_run(
+    uid: RunUid, body: RunChange, response: Response, who: auth.Operator, service: ServiceDep, if_match: IfMatch = None
+) -> RunDetail:
+    """Change name, notes, tags or experiment; with If-Match only if nobody else has changed them meanwhile."""
     given = body.model_fields_set
     with service.database.writing() as session:
         run = find_run(session, uid, lock=True)
+        require_match(if_match, run_tag(_detail(session, run)))
         if body.name is not None:
             run.name = body.name
         if body.notes is not None:
@@ -114,7 +118,7 @@ def change_run(uid: RunUid, body: RunChange, who: auth.Operator, service: Servic
         if "experiment" in given:
             run.experiment_id = find_experiment(session, body.experiment).id if body.experiment else None
         session.flush()
-        return _detail(session, run)
+        return _tagged(session, run, response)
 
 
 @router.post("/{uid}/archive", responses=documented(404), summary="Archive a run")
@@ -177,6 +181,12 @@ def get_artifacts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[Ar
 
 def _detail(session: Session, run: Run) -> RunDetail:
     return detail_of(run, *names_around(session, run))
+
+
+def _tagged(session: Session, run: Run, response: Response) -> RunDetail:
+    detail = _detail(session, run)
+    response.headers["ETag"] = run_tag(detail)
+    return detail
 
 
 @contextlib.contextmanager

@@ -8,10 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
-from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, Cursor, Limit
+from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, Cursor, Limit, created_at
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.read.pagination import Order
 from rhyme_openrlhf.api.read.runs import page_of
@@ -90,14 +91,23 @@ def list_tokens(
 
 
 @router.post("", status_code=201, responses=documented(404), summary="Create a token")
-def make_token(body: NewToken, who: auth.Operator, service: ServiceDep) -> IssuedToken:
+def make_token(body: NewToken, response: Response, who: auth.Operator, service: ServiceDep) -> IssuedToken:
     """Create a token; its secret is only in this response."""
     if body.run is not None and body.role != "reporter":
         raise ProblemError(422, "only a reporter's token can belong to one run")
     with service.database.writing() as session:
         run_id = find_run(session, body.run).id if body.run else None
         issued = credentials.issue_token(session, body.name, body.role, time.time(), run_id)
+        created_at(response, f"/tokens/{issued.row.id}")
         return IssuedToken(**_view(issued.row, body.run).model_dump(), token=issued.secret)
+
+
+@router.get("/{token_id}", responses=documented(404), summary="Show a token")
+def get_token(token_id: TokenId, who: auth.Operator, service: ServiceDep) -> TokenView:
+    """Return a token without its secret."""
+    with service.database.reading() as session:
+        row = _find(session, token_id)
+        return _view(row, session.scalar(select(Run.uid).where(Run.id == row.run_id)))
 
 
 @router.post("/exchange", status_code=201, summary="Exchange a sign-in link's code for a token")
@@ -119,12 +129,16 @@ def exchange_code(body: Exchange, request: Request, service: ServiceDep) -> Issu
 def revoke_token(token_id: TokenId, who: auth.Operator, service: ServiceDep) -> Response:
     """Revoke a token, and close every browser session that it opened."""
     with service.database.writing() as session:
-        token = session.get(Token, token_id)
-        if token is None:
-            raise NotFoundError("token", token_id)
-        credentials.revoke_token(session, token, time.time())
+        credentials.revoke_token(session, _find(session, token_id), time.time())
     service.callers.forget()
     return Response(status_code=204)
+
+
+def _find(session: Session, token_id: int) -> Token:
+    token = session.get(Token, token_id)
+    if token is None:
+        raise NotFoundError("token", token_id)
+    return token
 
 
 def _view(row: Token, run: str | None) -> TokenView:

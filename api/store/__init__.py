@@ -10,5 +10,5 @@ Modules in reading order:
 - `status.py`, `run_status.py`: legal changes of a run's status
 - `credentials.py`: tokens, sessions, codes
 - `read_cache.py`, `json_values.py`, `bulk.py`: cached values, valid JSON, bulk inserts
-- `step_figures.py`, `curve_blocks.py`, `curve_stretches.py`: curves, stored as arrays
+- `step_figures.py`, `curve_blocks.py`: curves, stored as arrays
 """

@@ -1,16 +1,16 @@
 """Blocks: a run's curves as arrays of values, copied from the rows of `steps` and `metrics`.
 
-A curve of 30,000 steps is read from 470 block rows instead of 30,000 rows with many other columns. Values are neither
+A curve of 30,000 steps is read from 40 blocks instead of 30,000 rows with many other columns. Values are neither
 rounded nor left out, so down-sampling sees the same points.
 
 Invariants:
 
-- Below a run's `packed_blocks`, blocks hold exactly the values of the rows, for every curve and any order of writing.
-  Later steps have no blocks; their rows are read.
+- Blocks hold exactly the values of the rows of all steps below a run's `packed_steps`, for any order of writing. Later
+  steps are read from their rows.
 - `settle` maintains this in the transaction that changes the rows, with the run's row locked.
-- `packed_blocks` depends only on the run's newest step.
+- `packed_steps` depends only on the run's newest step.
 
-`curve_stretches.py` joins blocks of long runs; `api/read/curve_points.py` reads both.
+`api/read/curve_points.py` reads blocks.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Select, Table, bindparam, delete, func, or_, select
+from sqlalchemy import Connection, Select, Table, bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.store import curve_stretches
 from rhyme_openrlhf.api.store.bulk import BulkInsert, replace
-from rhyme_openrlhf.api.store.curve_stretches import BLOCK_OFFSET, VALUE
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import CurveBlock, Metric, Step
 from rhyme_openrlhf.api.store.step_figures import STEP_CURVES
 
-# Steps per block: 512 bytes per curve. With longer blocks, more rows behind the last block would have to be read.
-BLOCK_STEPS = 64
+# Steps per block: with ten bytes each and the longest name, they fit into the 8,160 bytes of a page of PostgreSQL. Its
+# tables keep rows in order of arrival, so each block of a curve is on another page.
+BLOCK_STEPS = 768
+# Steps by which `packed_steps` grows. Larger: more rows are read; smaller: the last block is written more often.
+PACKED_AT_ONCE = 64
 # Events of a step arrive within this many later steps, so its block is written once instead of once per event.
 SETTLED_STEPS = 64
 # Rows of `steps` packed at once: about 100,000 values with the metrics, so tens of MB.
 PIECE_STEPS = 4096
+OFFSET = np.dtype("<u2")
+VALUE = np.dtype("<f8")
 
 _BLOCKS: Table = CurveBlock.__table__  # type: ignore[assignment]
 _COLUMNS = ("run_id", "name", "block", "offsets", "values")
@@ -96,34 +99,28 @@ def metric_names(connection: Connection, run_id: int) -> list[str]:
 def settle(connection: Connection, run: Run, changed: Collection[int]) -> None:
     """Update the blocks after rows of the steps `changed` were written (`run` is locked)."""
     newest = connection.execute(select(func.max(Step.step)).where(Step.run_id == run.id)).scalar_one()
-    end = 0 if newest is None else max(0, newest - SETTLED_STEPS) // BLOCK_STEPS
-    if end < run.packed_blocks:
-        unpack(connection, run, end * BLOCK_STEPS)
-    late = {block for step in changed if (block := step // BLOCK_STEPS) < run.packed_blocks}
-    for block in sorted(late):
-        _pack(connection, run.id, block, block + 1)
-    if end > run.packed_blocks:
-        for first, following in _pieces(connection, run.id, run.packed_blocks, end):
+    end = 0 if newest is None else max(0, newest - SETTLED_STEPS) // PACKED_AT_ONCE * PACKED_AT_ONCE
+    if end < run.packed_steps:
+        unpack(connection, run, end)
+    for block in sorted({step // BLOCK_STEPS for step in changed if step < run.packed_steps}):
+        _pack(connection, run.id, block * BLOCK_STEPS, min((block + 1) * BLOCK_STEPS, run.packed_steps))
+    if end > run.packed_steps:
+        for first, following in _pieces(connection, run.id, run.packed_steps, end):
             _pack(connection, run.id, first, following)
-        run.packed_blocks = end
-    if late or run.packed_blocks // curve_stretches.STRETCH_BLOCKS > run.packed_stretches:
-        names = {*STEP_CURVES, *metric_names(connection, run.id)}
-        curve_stretches.join(connection, run, names, late, BLOCK_STEPS)
+        run.packed_steps = end
 
 
 def unpack(connection: Connection, run: Run, from_step: int) -> None:
-    """Drop the blocks from this step on, because their rows are deleted; `settle` creates them again."""
-    run.packed_blocks = min(run.packed_blocks, from_step // BLOCK_STEPS)
-    connection.execute(delete(_BLOCKS).where(_BLOCKS.c.run_id == run.id, _BLOCKS.c.block >= run.packed_blocks))
-    curve_stretches.forget(connection, run)
+    """Drop the blocks of this step and of later ones, because their rows are deleted; `settle` creates them again."""
+    first = from_step // BLOCK_STEPS
+    run.packed_steps = min(run.packed_steps, first * BLOCK_STEPS)
+    connection.execute(delete(_BLOCKS).where(_BLOCKS.c.run_id == run.id, _BLOCKS.c.block >= first))
 
 
 def settle_all(session: Session) -> None:
     """Call `settle` for runs of an earlier version, and for runs whose blocks a migration has deleted."""
     newest = select(func.max(Step.step)).where(Step.run_id == Run.id).scalar_subquery()
-    lacks_block = newest >= SETTLED_STEPS + (Run.packed_blocks + 1) * BLOCK_STEPS
-    lacks_stretch = Run.packed_blocks >= (Run.packed_stretches + 1) * curve_stretches.STRETCH_BLOCKS
-    for run in session.scalars(select(Run).where(or_(lacks_block, lacks_stretch))):
+    for run in session.scalars(select(Run).where(newest >= SETTLED_STEPS + Run.packed_steps + PACKED_AT_ONCE)):
         settle(session.connection(), run, ())
 
 
@@ -151,17 +148,21 @@ def _runs(names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def _pieces(connection: Connection, run_id: int, first: int, following: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of the blocks from `first` to before `following`, each with about PIECE_STEPS rows of `steps`."""
-    window = Step.step.between(first * BLOCK_STEPS, following * BLOCK_STEPS - 1)
+    """Yield ranges of the steps from `first` to before `following`, each with about PIECE_STEPS rows of `steps`.
+
+    All ranges begin with a block, so the block that holds `first` is written anew.
+    """
+    first = first // BLOCK_STEPS * BLOCK_STEPS
+    window = Step.step.between(first, following - 1)
     steps = connection.execute(select(Step.step).where(Step.run_id == run_id, window).order_by(Step.step)).scalars()
     # Steps may have gaps, because an attempt may have skipped some.
-    bounds = [step // BLOCK_STEPS for step in itertools.islice(steps, PIECE_STEPS, None, PIECE_STEPS)]
+    bounds = [step // BLOCK_STEPS * BLOCK_STEPS for step in itertools.islice(steps, PIECE_STEPS, None, PIECE_STEPS)]
     yield from itertools.pairwise(sorted({first, *bounds, following}))
 
 
 def _pack(connection: Connection, run_id: int, first: int, following: int) -> None:
-    """Write the blocks from `first` to before `following`, from the rows."""
-    window = {"run": run_id, "low": first * BLOCK_STEPS, "high": following * BLOCK_STEPS - 1}
+    """Write the blocks of the steps from `first` to before `following`, from the rows; `first` begins a block."""
+    window = {"run": run_id, "low": first, "high": following - 1}
     steps, *columns = _columns(connection, _OF_STEPS, **window)
     # A curve of a step takes precedence over a metric of the same name.
     names = [name for name in metric_names(connection, run_id) if name not in STEP_CURVES]
@@ -173,7 +174,7 @@ def _pack(connection: Connection, run_id: int, first: int, following: int) -> No
 def _blocks(points: Points) -> Iterator[tuple[int, bytes, bytes]]:
     """Yield number, offsets and values of each block of a curve."""
     blocks = points.steps // BLOCK_STEPS
-    offsets = (points.steps - blocks * BLOCK_STEPS).astype(BLOCK_OFFSET)
+    offsets = (points.steps - blocks * BLOCK_STEPS).astype(OFFSET)
     values = points.values.astype(VALUE, copy=False)
     bounds = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
     for begin, end in itertools.pairwise(bounds):

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sqlite3
@@ -147,16 +148,25 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     """Upgrade the schema inside the connection's transaction. Raises DatabaseError if it is newer than the code."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
-    config = alembic_config()
-    config.attributes["connection"] = connection
     current = MigrationContext.configure(connection).get_current_revision()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    head, known = _revisions()
+    if revision == "head" and current == head:
+        return
     if current is not None and current not in known:
         raise DatabaseError(
             f"the database has schema {current!r}, which this version of rhyme-openrlhf does not know: "
             "install the newer version that created it, or use another database"
         )
+    config = alembic_config()
+    config.attributes["connection"] = connection
     command.upgrade(config, revision)
+
+
+@functools.cache
+def _revisions() -> tuple[str | None, frozenset[str]]:
+    """Return the newest schema and all schemas that this version knows. Cached, because Alembic loads each script."""
+    scripts = ScriptDirectory.from_config(alembic_config())
+    return scripts.get_current_head(), frozenset(script.revision for script in scripts.walk_revisions())
 
 
 def alembic_config() -> Config:

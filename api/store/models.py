@@ -99,10 +99,8 @@ class Run(Base):
     speculation_rate: Mapped[float | None] = mapped_column(Float)
     bubble_fraction: Mapped[float | None] = mapped_column(Float)
     dropped_events: Mapped[int] = mapped_column(BigInteger, default=0)
-    # Number of stored blocks of its curves (`api/store/curve_blocks.py`), from the first step on.
-    packed_blocks: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    # Number of stretches of its joined blocks (`api/store/curve_stretches.py`), from the first step on.
-    packed_stretches: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    # Blocks (`api/store/curve_blocks.py`) hold its curves up to before this step.
+    packed_steps: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     last_event_at: Mapped[float | None] = mapped_column(Float)
 
     attempts: Mapped[list[Attempt]] = relationship(back_populates="run", order_by="Attempt.number")
@@ -134,6 +132,8 @@ class Attempt(Base):
     # removes newer attempts without this.
     vouched: Mapped[bool] = mapped_column(default=False, server_default=false())
     submission_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
+    # Of the request that resumed the run; a repeated request adds no second attempt.
+    idempotency_key: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     # The cluster on which it was started (`Launching.cluster`), set with "starting"; no other cluster may start it.
     cluster: Mapped[str | None] = mapped_column(Text)
     run_directory: Mapped[str | None] = mapped_column(Text)

@@ -325,30 +325,14 @@ class CurveBlock(Base):
     """Values of one curve in a range of steps, stored as an array (`api/store/curve_blocks.py`)."""
 
     __tablename__ = "curve_blocks"
-    # Stored in key order.
-    __table_args__ = {"sqlite_with_rowid": False}
+    # SQLite stores rows in key order. PostgreSQL keeps a row on one page instead of cutting it into pieces elsewhere.
+    __table_args__ = {"sqlite_with_rowid": False, "postgresql_with": {"toast_tuple_target": 8160}}
 
     run_id: Mapped[int] = _run(primary_key=True)
     name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)
     # The block begins at step block * BLOCK_STEPS.
     block: Mapped[int] = mapped_column(Integer, primary_key=True)
-    # Per existing step, ascending: one byte (offset) and one float64 (little endian, NaN without a value).
-    offsets: Mapped[bytes] = mapped_column(LargeBinary)
-    values: Mapped[bytes] = mapped_column(LargeBinary)
-
-
-class CurveStretch(Base):
-    """Several adjacent blocks of a curve in one row (`api/store/curve_stretches.py`)."""
-
-    __tablename__ = "curve_stretches"
-    # On PostgreSQL, this keeps a row on one page instead of cutting it into pieces of 2,000 bytes elsewhere.
-    __table_args__ = {"sqlite_with_rowid": False, "postgresql_with": {"toast_tuple_target": 8160}}
-
-    run_id: Mapped[int] = _run(primary_key=True)
-    name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)
-    # The stretch begins at block stretch * STRETCH_BLOCKS.
-    stretch: Mapped[int] = mapped_column(Integer, primary_key=True)
-    # As in a block, with two bytes (little endian) per step.
+    # Per existing step, ascending: two bytes (offset) and one float64 (both little endian, NaN without a value).
     offsets: Mapped[bytes] = mapped_column(LargeBinary)
     values: Mapped[bytes] = mapped_column(LargeBinary)
 

@@ -16,7 +16,7 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0001."""
     op.create_table(
         "experiments",
         sa.Column("id", sa.Integer(), nullable=False),

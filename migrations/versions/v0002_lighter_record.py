@@ -1,4 +1,4 @@
-"""What runs report is written with less: references of the large tables and indexes that no page asks for go."""
+"""Faster writing of reports: drop foreign keys of the large tables, and indexes that no page uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RARE = (
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0002."""
     op.drop_index("ix_engine_intervals_run_start", "engine_intervals")
     op.drop_index("ix_events_run_kind_id", "events")
     connection = op.get_bind()

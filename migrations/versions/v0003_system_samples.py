@@ -1,4 +1,4 @@
-"""What machines did (SystemSample), and how full engines' KV caches were."""
+"""Tables of machine samples (SystemSample), and the KV cache usage of engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0003."""
     op.add_column("engine_samples", sa.Column("kv_cache", sa.Float(), nullable=True))
     op.create_table(
         "system_samples",

@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0004."""
     op.add_column("runs", sa.Column("packed_blocks", sa.Integer(), server_default="0", nullable=False))
     op.create_table(
         "curve_blocks",

@@ -1,7 +1,7 @@
-"""Where accepted drafts came from, step by step, and what a move cost its sample.
+"""Accepted drafts of each step by source, and the downtime of each move.
 
-Steps that are there already get their sums from the events, as the ingestion would make them; the blocks of curves are
-thrown away, and `Database.upgrade` makes those with the new curves.
+Existing steps get their sums from the stored events, as the ingestion would compute them. The blocks of curves are
+deleted, and `Database.upgrade` creates them again with the new curves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIECE = 10_000
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0005."""
     for table in ("steps", "epochs"):
         for name in _SOURCES:
             op.add_column(table, sa.Column(name, sa.BigInteger(), server_default="0", nullable=False))

@@ -1,4 +1,4 @@
-"""The token that a run belongs to, the attempts that somebody vouches for, and what imports have brought in."""
+"""The token that a run belongs to, the attempts that a token or an import vouches for, and imported sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0007."""
     op.add_column("runs", sa.Column("reporter_id", sa.Integer(), nullable=True))
     op.add_column("attempts", sa.Column("vouched", sa.Boolean(), server_default=sa.false(), nullable=False))
     op.add_column("event_sources", sa.Column("filled", sa.BigInteger(), server_default="0", nullable=False))

@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0008."""
     op.create_table(
         "sign_in_codes",
         sa.Column("digest", sa.String(length=64), nullable=False),

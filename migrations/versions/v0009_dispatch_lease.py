@@ -1,4 +1,4 @@
-"""Which service dispatches, and on which cluster an attempt was started."""
+"""The dispatch lease of services, and the cluster on which each attempt was started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0009."""
     op.add_column("attempts", sa.Column("cluster", sa.Text(), nullable=True))
     op.create_table(
         "dispatch_lease",

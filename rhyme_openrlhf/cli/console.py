@@ -1,4 +1,4 @@
-"""Where commands print their tables. Invariant: in a file or pipe no cell is cut."""
+"""The console that commands print tables to. Invariant: in a file or pipe no cell is cut."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ PIPE_WIDTH = 240
 
 
 def console() -> Console:
-    """As wide as the terminal, and wide enough for every cell elsewhere."""
+    """Return a console as wide as the terminal; in a file or pipe, wide enough for every cell."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)

@@ -1,7 +1,7 @@
 """`rhyme demo`: a real GRPO run on the embedded model and task, without a GPU or on any number of them.
 
-Only chooses arguments: the run itself is `rhyme train`. Whatever follows on the command line is appended, so every
-option can be changed.
+This command only chooses arguments; the run itself is `rhyme train`. Further arguments of the command line are
+appended, so every option can be changed.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _run(argv: list[str]) -> Run:
 
 
 def as_text(checks: list[Check], uses: list[Verdict]) -> str:
-    """Both tables as plain aligned text, for logs and pipes."""
+    """Return both tables as plain aligned text, for logs and pipes."""
     rows = [HEADER, *((c.component, c.found, c.wanted, c.state, c.mend) for c in checks)]
     use_rows = [(use.use, "yes" if use.runs else "no", use.reason) for use in uses]
     return f"{_aligned(rows)}\n\nWhat will run here:\n{_aligned(use_rows)}"

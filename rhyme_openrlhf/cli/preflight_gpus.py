@@ -1,4 +1,4 @@
-"""What is checked of a run's GPUs before anything is started: how many, on which nodes, their memory, the compiler.
+"""Checks of a run's GPUs before anything is started: their number, nodes, memory and the compiler.
 
 Each check raises PreflightError with one sentence: what is wrong, where, what to do. On a cluster (RAY_ADDRESS) the
 driver's machine says nothing of the others' memory and compilers, so each node is asked (`preflight_nodes`).
@@ -42,9 +42,9 @@ def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
 
 
 def check_engines_alone(args: SimpleNamespace, engines: int, on_gpus: bool) -> None:
-    """Raise PreflightError where GPUs do not do for so many engines, which is all that a command starts.
+    """Raise PreflightError where the GPUs do not suffice for `engines` engines and nothing else.
 
-    Nothing is trained: no compiler is needed, and no memory for a policy.
+    No training follows, so no compiler and no memory for a policy are needed.
     """
     if not on_gpus:
         return
@@ -62,7 +62,7 @@ def check_engines_alone(args: SimpleNamespace, engines: int, on_gpus: bool) -> N
 
 
 def _check_ring(args: SimpleNamespace) -> None:
-    """The policy's GPUs are a grid of replicas, ring attention and tensor parallelism."""
+    """Raise PreflightError unless the policy's GPUs form a grid of replicas, ring attention and tensor parallelism."""
     gpus = args.actor.num_nodes * args.actor.num_gpus_per_node
     if gpus % (args.ds.ring_attn_size * args.ds.tensor_parallel_size):
         raise PreflightError(

@@ -1,4 +1,4 @@
-"""What is checked of adaptive tensor parallelism before anything is started.
+"""Checks of adaptive tensor parallelism before anything is started.
 
 Each check raises PreflightError with one sentence: what is wrong, where, what to do.
 """
@@ -34,9 +34,9 @@ _NOT_IN_TURNS: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
 
 
 def check_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> tuple[LayoutPlan | None, str]:
-    """Whether further layouts can be, and fit; what they take, and what to know of them. None, "" if none is asked for.
+    """Check that the further layouts are possible and fit; return them and a sentence on their memory, or None and "".
 
-    What is planned here is what is started: the memory that is free differs from one look to the next.
+    The returned plan is the one that is started, because free memory differs from one reading to the next.
     """
     if not args.tp_switch.enable:
         return None, ""
@@ -64,7 +64,7 @@ def _check_turns(args: SimpleNamespace, said: str) -> None:
 
 
 def _check_shared(args: SimpleNamespace, layouts: int) -> None:
-    """Whether all that is on an engine's device finds a share of it: else Ray waits for ever."""
+    """Check that all actors on an engine's device find a share of it; otherwise Ray would wait for ever."""
     share = next(share for share in shares(args) if ENGINES in share.models)
     others = [model for model in share.models if model != ENGINES]
     if len(others) + layouts > SHARES:

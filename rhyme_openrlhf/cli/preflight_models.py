@@ -1,4 +1,4 @@
-"""What is checked of a run's models before anything is started: the policy, its profile, what drafts for it.
+"""Checks of a run's models before anything is started: the policy, its profile and the draft source.
 
 Each check raises PreflightError with one sentence: what is wrong, where, what to do.
 """
@@ -80,7 +80,7 @@ def check_profile(args: SimpleNamespace, config: Any, drafting: DraftingSettings
 
 
 def drafting_of(args: SimpleNamespace) -> DraftingSettings:
-    """The settings of drafting in upstream's nested arguments. Raises SettingsError."""
+    """Return the drafting settings in upstream's nested arguments. Raises SettingsError."""
     names = [field.name for field in dataclasses.fields(DraftingSettings)]
     return from_mapping(DraftingSettings, {name: getattr(args.drafting, name) for name in names})
 
@@ -91,7 +91,7 @@ def is_hybrid(config: Any) -> bool:
 
 
 def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
-    """Whether the states of a hybrid model fit beside drafts as long as they are asked for."""
+    """Check that a hybrid model's states fit beside drafts of the requested length."""
     from_history = drafting.source == HISTORY
     most = args.histospec.window_max if from_history else drafting.tokens
     if not args.histospec.enable or most <= MOST_HYBRID_DRAFTS or not is_hybrid(config):
@@ -105,7 +105,7 @@ def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
 
 
 def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
-    """Whether what drafts goes with the run and its policy, whose configuration is `config`."""
+    """Check that the draft source suits the run and its policy, whose configuration is `config`."""
     source = f"--drafting.source {drafting.source}"
     if drafting.source == HISTORY:
         return
@@ -133,7 +133,7 @@ def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
 
 
 def _check_vocabulary(args: SimpleNamespace, config: Any, drafting: DraftingSettings, drafter: Any) -> None:
-    """A draft's tokens must be the policy's: vLLM compares the sizes, which two vocabularies can have in common."""
+    """Check that both models have one vocabulary; vLLM compares only its size, which two vocabularies can share."""
     flag = f"--drafting.model: {drafting.model}"
     ours, theirs = config.get_text_config().vocab_size, drafter.get_text_config().vocab_size
     if ours != theirs:

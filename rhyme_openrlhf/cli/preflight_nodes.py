@@ -1,7 +1,7 @@
-"""What each GPU node of a Ray cluster says of itself before a run starts there: driver, compiler, memory, /dev/shm.
+"""Facts of each GPU node of a Ray cluster before a run starts there: driver, compiler, memory, /dev/shm.
 
-One tiny task a node, without a CPU slot or a GPU, so that it waits for no other job. The wait is bounded, and a node
-that does not answer is named.
+One tiny task a node reads them, without a CPU slot or a GPU, so it waits for no other job. The wait is bounded, and an
+error names each node that does not answer.
 """
 
 from __future__ import annotations

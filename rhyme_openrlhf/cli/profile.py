@@ -157,7 +157,7 @@ class _Bar:
         self._progress.stop()
 
     def point(self, words: str) -> None:
-        """The point before is done; this one begins."""
+        """Mark the previous point as done and begin this one."""
         self._progress.update(self._task, description=words, advance=1 if self._begun else 0)
         self._begun = True
 

@@ -53,7 +53,7 @@ class ServeError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. `local`: start Ray here; `ray_address`: the dashboard of a cluster, or "" for none.
+    """Parsed options. `local`: start Ray here; `ray_address`: a cluster's dashboard, or "" for none.
 
     `demo`: show recorded runs and start nothing. `new_link`: print a sign-in link and start nothing.
     """
@@ -261,7 +261,7 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
 
 
 def _cluster(options: Options, data: Path) -> tuple[RayLauncher | None, LocalCluster | None]:
-    """How runs are started, and the cluster that is ours to stop."""
+    """Return the launcher of runs, and the cluster that this service has to stop."""
     from rhyme_openrlhf.api.launch.local_cluster import LocalClusterError, start_local_cluster
     from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, RayLauncher
 
@@ -297,7 +297,7 @@ def _say(sentence: str) -> None:
 
 
 def _cluster_name(options: Options, data: Path) -> str:
-    """What tells the cluster from those of other services on the same database."""
+    """Return a name that tells the cluster from those of other services on the same database."""
     from rhyme_openrlhf.api.settings import is_loopback
 
     if options.local:
@@ -317,7 +317,7 @@ def _leave(cluster: LocalCluster, under_way: int | None) -> None:
 
 
 def _control_url(options: Options, port: int) -> str:
-    """Where the runs report to."""
+    """Return the address that the runs report to."""
     if options.launch.control_url:
         return options.launch.control_url
     host = options.serve.host
@@ -350,7 +350,7 @@ def _alone_in(data: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listen(settings: ServeSettings) -> Iterator[socket.socket]:
-    """The bound socket: taken before anything is started. Raises ServeError."""
+    """Yield the bound socket, taken before anything is started. Raises ServeError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -180,13 +180,13 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 
 def _files(names: Sequence[str], profiles: dict[int, Profile]) -> dict[int, str]:
-    """What a run would be given as its profiles: those that come along are of no engine of the user's."""
+    """Return the names of the user's own profiles: shipped profiles describe no engine of the user's."""
     own = {size: name for name in names if name not in SHIPPED for size in load_all([name])[0]}
     return {size: own.get(size, f"PROFILE_OF_TP_{size}") for size in profiles}
 
 
 def _asked(options: argparse.Namespace) -> tuple[Cluster, Features]:
-    """The cluster and the settings of features by the options."""
+    """Return the cluster and the feature settings that the options describe."""
     cluster = Cluster(
         options.nodes,
         options.devices,

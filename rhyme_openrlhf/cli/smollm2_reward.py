@@ -1,7 +1,7 @@
 """Reward for the prompts that `rhyme fetch-model smollm2` writes; a file for OpenRLHF's `--reward.remote_url`.
 
-A response earns 1.0 when the last number in it is the label, else 0.0. A response cut off before its end earns its
-reward by the same rule: the length limit of these tasks is generous, so that the last number is then rarely right.
+A response earns 1.0 when the last number in it is the label, else 0.0. The same rule holds for a response that was cut
+off: the length limit of these tasks is generous, so the last number of such a response is rarely right.
 
 `rhyme fetch-model` copies this file beside the prompts. It is loaded by path, so it imports torch alone.
 """
@@ -19,13 +19,13 @@ NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?|\d[\d,]*(?:\.\d+)?")
 
 
 def last_number(text: str) -> float | None:
-    """The last number in `text`, None where there is none."""
+    """Return the last number in `text`, None where there is none."""
     found = NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
 
 def score(response: str, label: str) -> float:
-    """The reward of one response: 1.0 or 0.0. Raises ValueError if the label is no number."""
+    """Return the reward of one response: 1.0 or 0.0. Raises ValueError if the label is no number."""
     return 1.0 if last_number(response) == float(label) else 0.0
 
 

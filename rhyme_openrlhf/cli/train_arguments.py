@@ -1,6 +1,6 @@
 """Options of `rhyme train`, checked as `rhyme train` checks them, for commands that only start engines with them.
 
-Invariant: nothing has been started when `check` returns; whatever is wrong is one sentence.
+Invariant: when `check` returns, nothing has been started; every mistake is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TrainArguments:
 
 
 def check(argv: list[str], say: Callable[[str], None]) -> TrainArguments:
-    """The arguments of `argv`; `say` is told what becomes of those that need a GPU. Raises BadInputError."""
+    """Return the arguments of `argv`; call `say` with each substitution for a missing GPU. Raises BadInputError."""
     try:
         args = upstream.parse(argv)
         settings = RhymeSettings.from_namespace(args)

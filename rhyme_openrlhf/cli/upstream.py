@@ -46,7 +46,7 @@ class ArgumentsError(Exception):
 
 
 def main_block() -> list[ast.stmt]:
-    """The statements of upstream's `if __name__ == "__main__":` block.
+    """Return the statements of upstream's `if __name__ == "__main__":` block.
 
     Raises ArgumentsError when OpenRLHF is not installed or its module has no such block.
     """
@@ -125,7 +125,8 @@ class _Parsed(Exception):
 
 
 def options() -> list[argparse.Action]:
-    """Every option of upstream's own parser, without ours. Default values made of the time keep their `strftime` form.
+    """Return every option of upstream's own parser, without ours; default values made of the time keep their `strftime`
+    form.
 
     Raises ArgumentsError when OpenRLHF is not installed.
     """

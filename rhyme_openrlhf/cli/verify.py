@@ -37,8 +37,8 @@ BAD_INPUT = 2
 # What a shell reports of a process that SIGTERM ended.
 KILLED = 128 + signal.SIGTERM
 INSTALLS = "installs"
-# Name -> module with `run(bench) -> Outcome`, in the order in which they run: the training run before the engines,
-# which stay up for all that follow; memory last, when the engines are there to be measured.
+# Name -> module with `run(bench) -> Outcome`, in the order in which they run. The training run comes before the
+# engines, which stay up for the later checks. Memory comes last, when the engines are there to be measured.
 CHECKS = {
     "weights": "rhyme_openrlhf.verify.weights",
     "greedy": "rhyme_openrlhf.verify.greedy",
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(only: str) -> tuple[str, ...] | str:
-    """The checks to run, or one sentence that says why that is no list of checks."""
+    """Return the checks to run, or one sentence that says why `only` is no list of checks."""
     known = (INSTALLS, *CHECKS)
     names = tuple(name.strip() for name in only.split(",")) if only else known
     unknown = [name for name in names if name not in known]
@@ -181,7 +181,7 @@ def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
 
 
 def _parameters(args: SimpleNamespace) -> int:
-    """How many parameters the model has, from its configuration alone. Raises PreflightError."""
+    """Count the model's parameters from its configuration alone. Raises PreflightError."""
     import torch
     import transformers
 

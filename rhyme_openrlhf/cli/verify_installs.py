@@ -12,12 +12,12 @@ WHAT = "what rhyme doctor checks"
 
 
 def use(facts: Facts) -> str:
-    """The doctor's name of what `rhyme verify` needs to work here."""
+    """Return the doctor's name of the use that `rhyme verify` needs here."""
     return "training on GPUs" if facts.has_gpu else "embedded demo"
 
 
 def lack(facts: Facts) -> str:
-    """Why nothing that starts an engine will work here; "" when it will."""
+    """Return why no engine will start here; "" when one will."""
     (verdict,) = [verdict for verdict in verdicts(facts, run_checks(facts)) if verdict.use == use(facts)]
     return "" if verdict.runs else verdict.reason
 

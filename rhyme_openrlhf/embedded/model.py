@@ -1,7 +1,9 @@
 """Tokenizer and architecture of the embedded model: a character-level Qwen3 of about one million parameters.
 
-Invariants: one token a character; the vocabulary has no angle brackets, so special tokens cannot be spelled out; the
-numbers of attention heads and of key-value heads are even, so that tensor parallelism over two ranks works.
+Invariants:
+
+- Each character is one token. The vocabulary has no angle brackets, so text cannot spell special tokens.
+- The numbers of attention heads and key-value heads are even, so tensor parallelism over two ranks works.
 """
 
 import string
@@ -35,7 +37,7 @@ def vocabulary() -> dict[str, int]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token a character, which adds no special tokens by itself and decodes without spaces."""
+    """Return a tokenizer with one token a character, which adds no special tokens and decodes without spaces."""
     tokenizer = Tokenizer(models.WordLevel(vocabulary(), unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -54,7 +56,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model_config(layers: int = 4) -> Qwen3Config:
-    """The architecture: 4 layers, width 128, 4 heads of 32 over 2 key-value heads, about 1.0 M parameters."""
+    """Return the architecture: 4 layers, width 128, 4 heads of 32 over 2 key-value heads, about 1.0 M parameters."""
     return Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=128,
@@ -74,12 +76,12 @@ def model_config(layers: int = 4) -> Qwen3Config:
 
 
 def build_model(seed: int) -> Qwen3ForCausalLM:
-    """An untrained model in float32 with weights drawn from `seed`, which sets torch's global random state."""
+    """Return an untrained model in float32 with weights drawn from `seed`, which sets torch's global random state."""
     return _untrained(model_config(), seed)
 
 
 def build_draft_model(seed: int) -> Qwen3ForCausalLM:
-    """The same, half as deep: a draft model for the embedded one, about 0.5 M parameters."""
+    """Return an untrained model half as deep: a draft model for the embedded one, about 0.5 M parameters."""
     return _untrained(model_config(layers=2), seed)
 
 

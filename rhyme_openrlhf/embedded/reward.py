@@ -15,7 +15,7 @@ END = "<eos>"
 
 
 def score(response: str, label: str) -> float:
-    """The reward of one response, decoded with its special tokens: 1.0 or 0.0."""
+    """Return the reward of one response, decoded with its special tokens: 1.0 or 0.0."""
     text, closed, after_end = response.partition(END)
     if not closed or after_end:
         return 0.0

@@ -2,15 +2,18 @@
 
 Three kinds, one token a character, each solved step by step and closed by ";" and the final answer:
 
-    chain  "a3b7c4="       ->  "b3+7=10,c10+4=14;14"        running sum over lettered terms
-    path   "b4c,a3b:a="    ->  "a3b=3,b4c=7;7"              total cost of following links from a start
-    sort   "qdab="         ->  "a:qdb,b:qd,d:q,q:;abdq"     selection sort of distinct letters
+- chain, a running sum over lettered terms: `a3b7c4=` -> `b3+7=10,c10+4=14;14`
+- path, the total cost of following links from a start: `b4c,a3b:a=` -> `a3b=3,b4c=7;7`
+- sort, a selection sort of distinct letters: `qdab=` -> `a:qdb,b:qd,d:q,q:;abdq`
 
-Every term carries its own letter, so that a small model finds the next term by looking for a letter instead of
-counting positions; what stays hard is the step itself.
+Each term carries its own letter, so a small model finds the next term by its letter instead of by counting. The step
+itself stays hard.
 
-Invariants: the same random state gives the same problem; prompts hold no ";"; `Problem.answer` is always right, while
-`Problem.solution` may hold wrong steps, in which case everything after a wrong step follows from the wrong value.
+Invariants:
+
+- The same random state gives the same problem. Prompts hold no ";".
+- `Problem.answer` is always right. `Problem.solution` may hold wrong steps; then all later steps follow from the wrong
+  value.
 """
 
 import json
@@ -30,9 +33,9 @@ LETTERS = string.ascii_lowercase + string.ascii_uppercase
 # How far off a wrong sum is. Small offsets look like slips, and leave the following steps well-formed.
 SLIPS = (-2, -1, 1, 2)
 
-# A worked solution written with errors is fully right with about this probability, whatever its number of steps.
-# An imperfect model loses some more, which leaves sampling at temperature 1 right in about four cases of ten: enough
-# right samples in a group of eight to compare with, enough wrong ones to learn from.
+# A worked solution written with errors is fully right with about this probability, for any number of steps. An
+# imperfect model loses some more: sampling at temperature 1 is right in about four cases of ten. A group of eight then
+# has enough right samples to compare with, and enough wrong ones to learn from.
 SOLUTION_SUCCESS = 0.45
 
 
@@ -50,7 +53,7 @@ class Problem:
     answer: str
 
     def row(self) -> dict[str, str]:
-        """The row of a prompt data set: input, label and datasource (the kind)."""
+        """Return the row of a prompt data set: input, label and datasource (the kind)."""
         return {"input": self.prompt, "label": self.answer, "datasource": self.kind}
 
 
@@ -64,7 +67,7 @@ class StepCounts:
     maximum: int
 
     def at(self, quantile: float) -> int:
-        """The number of steps at `quantile` of the distribution, 0 < quantile < 1."""
+        """Return the number of steps at `quantile` of the distribution, 0 < quantile < 1."""
         steps = self.median * math.exp(self.sigma * NormalDist().inv_cdf(quantile))
         return min(self.maximum, max(self.minimum, round(steps)))
 
@@ -81,12 +84,14 @@ KINDS = tuple(STEP_COUNTS)
 
 
 def error_rate(steps: int) -> float:
-    """The probability that one step is written wrong, such that `steps` of them are all right in SOLUTION_SUCCESS."""
+    """Return the probability of writing one step wrong with which all of `steps` are right in SOLUTION_SUCCESS of
+    cases.
+    """
     return 1.0 - SOLUTION_SUCCESS ** (1.0 / steps)
 
 
 def make_problem(kind: str, steps: int, rng: random.Random, errors: float = 0.0) -> Problem:
-    """A random problem of `kind` with `steps` steps; each step of its solution is wrong with probability `errors`.
+    """Return a random problem of `kind` with `steps` steps, each wrong in its solution with probability `errors`.
 
     The prompt is drawn before any error, so the error rate does not change the prompt.
 
@@ -99,7 +104,7 @@ def make_problem(kind: str, steps: int, rng: random.Random, errors: float = 0.0)
 
 
 def draw_problem(kind: str, rng: random.Random, with_errors: bool = False) -> Problem:
-    """A problem whose number of steps is drawn from the kind's long-tailed distribution."""
+    """Return a problem whose number of steps is drawn from the kind's long-tailed distribution."""
     steps = STEP_COUNTS[kind].at(rng.uniform(0.001, 0.999))
     return make_problem(kind, steps, rng, error_rate(steps) if with_errors else 0.0)
 
@@ -124,7 +129,7 @@ def problem_set(kinds: tuple[str, ...], size: int, rng: random.Random, taken: se
 
 
 def jsonl(problems: Iterable[Problem]) -> str:
-    """The text of a JSON lines file with one row a problem."""
+    """Return the text of a JSON lines file with one row a problem."""
     return "".join(json.dumps(problem.row()) + "\n" for problem in problems)
 
 

@@ -1,16 +1,16 @@
 """Our rollout engine: OpenRLHF's vLLM actor with drafts from history, numbered weights and a record of its time.
 
-The one class that plugs into OpenRLHF's actor. What else an engine does, it has as parts (actor_parts/), which the
+The one class that plugs into OpenRLHF's actor. Everything else that an engine does is a part (actor_parts/), which the
 run's settings attach (factory.py): measuring, turns of the pipeline, samples that move, answers to checks.
 
 Invariants:
-- Every request carries the weight version it was started with as vLLM's `cache_salt`: no KV block made by one
-  version is ever found by a request of another. A request that would start while weights load waits for the new ones.
-- Weights are loaded only while no sample runs; with partial rollout the engine is paused instead, its KV cache
-  dropped, and every running sample recomputes it with the new weights (its response then spans two versions).
+- Every request carries the weight version it was started with as vLLM's `cache_salt`: no KV block made by one version
+  is ever found by a request of another. A request that would start while weights load waits for the new ones.
+- Weights are loaded only while no sample runs. With partial rollout the engine is paused instead and drops its KV
+  cache. Every running sample then recomputes it with the new weights, so its response spans two versions.
 - History never delays a sample: its index is installed while the sample already runs, and a history worker that is
   slow, full or dead only means no drafts. Only a reproducible run waits for the index (at most
-  --history.fetch_timeout_s), because which tokens are sampled at a temperature depends on where drafts were there.
+  --history.fetch_timeout_s), because drafts decide which tokens are sampled at a temperature.
 
 Checked against OpenRLHF 0.11.2 `trainer/ray/vllm_engine.py`.
 """
@@ -160,10 +160,10 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
     async def _start_the_rest(self) -> None:
         """Start now what an engine starts once: else it is time of the first rollout stage.
 
-        The first requests load plug-ins and start threads here, and kernels in the workers. And this process has
-        hundreds of thousands of objects when all is imported, which Python's next full garbage collection goes through:
-        about half a second in which no request gets to vLLM, soon after the first ones. vLLM's own server, in whose
-        place this actor stands, leaves them out of all collections, as it does in its engine core; so do we.
+        The first requests load plug-ins and start threads here, and kernels in the workers. This process has hundreds
+        of thousands of objects once everything is imported. Python's next full garbage collection would visit them all:
+        half a second, soon after the first requests, in which no request reaches vLLM. So all of them are left out of
+        collections, as in vLLM's own server and its engine core.
         """
         async with asyncio.timeout(self.rhyme.limits.stage_s):
             await requests.generate_alike(self.llm, *REHEARSAL, {requests.PROMPT_KEY: REHEARSED})
@@ -307,7 +307,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
 
     @property
     def is_open(self) -> bool:
-        """Whether samples may start: not while weights load."""
+        """Return whether samples may start: False while weights load."""
         return self._may_start.is_set()
 
     async def until_open(self) -> None:
@@ -382,11 +382,11 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         return EngineCounters.from_dict(await self.scheduler(SchedulerMeter.read_counters))
 
     async def rollout_report(self, rollout_start: float, rollout_end: float) -> dict[str, Any]:
-        """Return what this engine did: since `begin_rollout` counters and what was decided to draft (fields of a
-        DraftBudget event), since the last report timeline and problems (sentences); and what drafts gain (of a
-        DraftGain event).
+        """Return what this engine did in a rollout stage.
 
-        Times are unix seconds of the rollout stage; idle time within it gets its cause.
+        Since `begin_rollout`: counters and draft decisions (fields of a DraftBudget event). Since the last report:
+        timeline and problems (sentences). Also the gain of drafts (fields of a DraftGain event). Times are unix seconds
+        of the rollout stage; idle time within it gets its cause.
         """
         counted = (await self.totals() - self.counted).to_dict()
         intervals = self.timeline.take(rollout_start, rollout_end)
@@ -420,7 +420,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
 
     @property
     def core_died(self) -> str:
-        """What to say when the vLLM process is gone."""
+        """Return the sentence for an engine whose vLLM process is gone."""
         return f"the vLLM engine core of engine {self.index} (a child of process {os.getpid()}) died or failed"
 
     def node_id(self) -> str:

@@ -1,10 +1,13 @@
 """vLLM's engine arguments for our plug-ins: scheduler, worker extension, speculation, CUDA graphs, moves, profiling.
 
-Invariants: drafts are one-hot (greedy), for which vLLM's rejection sampling keeps the distribution; an engine that
-drafts by vLLM's own methods, or whose samples move, is scheduled synchronously by model runner V1, because else drafts
-stay in the worker and no scheduler can cut them, and because a scheduler that stops a sample must know every token.
-(For `custom_class`, which history uses, vLLM chooses the same.) A draft model has the policy's tensor-parallel size,
-which vLLM demands. Checked against vLLM 0.29.0 `config/speculative.py`, `config/vllm.py`.
+Invariants:
+- Drafts are one-hot (greedy), for which vLLM's rejection sampling keeps the distribution.
+- Model runner V1 schedules synchronously wherever an engine drafts by vLLM's own methods or its samples move. Otherwise
+  drafts stay in the worker, where no scheduler can cut them. A scheduler that stops a sample must know every token,
+  too. (For `custom_class`, which history uses, vLLM chooses the same.)
+- A draft model has the policy's tensor-parallel size, which vLLM demands.
+
+Checked against vLLM 0.29.0 `config/speculative.py`, `config/vllm.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ WORKER_EXTENSION = "rhyme_openrlhf.engine.worker.WorkerExtension"
 PROPOSER = "rhyme_openrlhf.engine.proposers.NullProposer"
 CONNECTOR = "rhyme_openrlhf.engine.profiling_connector"
 
-# Of vLLM's `additional_config`: the fields of HistoSpecSettings and of DraftingSettings, of an engine that speculates;
-# the path of the profile whose times the engine keeps; and whether its samples can move.
+# Keys of vLLM's `additional_config`. The first two hold the settings of an engine that speculates (HistoSpecSettings,
+# DraftingSettings). PACE_KEY is the path of the profile whose times the engine keeps; MOVES_KEY: whether samples
+# can move.
 SETTINGS_KEY = "rhyme_histospec"
 DRAFTING_KEY = "rhyme_drafting"
 PACE_KEY = "rhyme_emulate"
@@ -83,8 +87,8 @@ def graph_arguments() -> dict[str, Any]:
 def moving_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """Return the arguments, beside `speculation_arguments`, of an engine whose samples can move.
 
-    Sets, for the processes that vLLM is about to start, that they use model runner V1: moves read its requests' states
-    (engine/kv_copies.py), and V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
+    Sets model runner V1 for the processes that vLLM is about to start, because moves read its requests' states
+    (engine/kv_copies.py). V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     own = speculation_arguments(rhyme)["additional_config"]

@@ -1,18 +1,20 @@
-"""What is called across the borders of an engine's processes, and nothing else is: names, arguments and answers.
+"""Every call across the borders of an engine's processes: names, arguments and answers.
 
 1. The engine's actor calls its scheduler, in vLLM's engine core, a part at a time: `SchedulerMeter`, `SchedulerTiming`,
    `SchedulerDrafting`, `SchedulerMoves`.
 2. Actor and scheduler call the workers, one process for each rank: `WorkerCalls`.
-3. Trainers, the samples' home, the pipeline and whoever measures call the actor, through Ray: `EngineCalls`, and by
-   part `MeasuringCalls`, `TurnCalls`, `SampleCalls`, `DeviceCalls`, `AnswerCalls`.
+3. Trainers, the samples' home, the pipeline and measurements call the actor, through Ray: `EngineCalls`, and by part
+   `MeasuringCalls`, `TurnCalls`, `SampleCalls`, `DeviceCalls`, `AnswerCalls`.
 
 A call names the method of its protocol, never a string: `await engine.scheduler(SchedulerMoves.hold_room, room, 8)`,
 `await port.call(SampleCalls.hold_room, room, 8)`, `handle.hand_turn.remote(turn, 4, [])` where `handle` is an
-`EngineHandle`. So mypy checks name and arguments where the call stands. `tests/engine/test_calls.py` compares the
-protocols with the classes that answer. What a method does is said there.
+`EngineHandle`. So mypy checks name and arguments at each call. `tests/engine/test_calls.py` compares the protocols with
+the classes that answer, which describe each method.
 
-Invariants: an actor's method may be a coroutine, its protocol names the answer; a worker's method answers once for each
-rank; names that the scheduler and the workers do not offer are refused.
+Invariants:
+- An actor's method may be a coroutine; its protocol names the awaited answer.
+- A worker's method answers once for each rank.
+- Names that the scheduler and the workers do not offer are refused.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class RanksCaller(Protocol):
 
 
 class SchedulerMeter(Protocol):
-    """What every engine counts."""
+    """Counters of every engine."""
 
     def read_counters(self) -> dict[str, int | float]: ...
     def output_lengths(self) -> dict[str, int]: ...

@@ -29,7 +29,7 @@ class RewardError(RuntimeError):
 
 
 class RewardLateError(RewardError):
-    """It did not come in time: another time it may."""
+    """A reward that did not come in time; another attempt may succeed."""
 
 
 class _LateError(TimeoutError):
@@ -53,7 +53,7 @@ class CheckedExecutor(SingleTurnAgentExecutor):
         self.reward_func: Any = self.reward_func and given_up_after(limit_s, self.reward_func)
 
     async def execute(self, prompt: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The response, as upstream. Raises RewardError."""
+        """Return the response, as upstream. Raises RewardError."""
         failures: list[RewardError] = []
         # Each sample runs in an asyncio task, so in a context of its own.
         _failure.set(failures)
@@ -84,7 +84,9 @@ class CheckedExecutor(SingleTurnAgentExecutor):
 
 
 def given_up_after(limit_s: float, reward_func: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which raises _LateError after `limit_s` seconds and then leaves what hangs behind."""
+    """Return the same function with a limit: after `limit_s` seconds it raises _LateError and leaves the hanging call
+    behind.
+    """
 
     @functools.wraps(reward_func)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -118,6 +120,6 @@ def check_finite(response: dict[str, Any]) -> None:
 
 
 def shown(prompt: str) -> str:
-    """The prompt as messages show it."""
+    """Return the prompt as messages show it."""
     line = " ".join(prompt.split())
     return f"prompt {line[:SHOWN_PROMPT]!r}" + ("..." if len(line) > SHOWN_PROMPT else "")

@@ -88,7 +88,7 @@ class EngineFactory:
         self._more: dict[str, Any] = {}
 
     def use(self, settings: RhymeSettings, arguments: dict[str, Any] | None = None) -> None:
-        """The next engines are made with these settings, and these arguments of vLLM's in place of upstream's."""
+        """Make the next engines with these settings, and with these vLLM arguments in place of upstream's."""
         self._settings, self._more = settings, arguments or {}
 
     def options(self, **options: Any) -> EngineFactory:

@@ -1,6 +1,6 @@
-"""What travels with a sample, and what its requests tell an engine about it. Plain objects: no vLLM is imported.
+"""Messages that travel with a sample, and the data that its requests bring to an engine. Plain objects without vLLM.
 
-Invariant: `SampleRequest` never changes while a sample lives, wherever it goes; everything that grew since is in
+Invariant: `SampleRequest` never changes while a sample lives, on any engine; everything that grew since is in
 `Progress`. So an engine needs these two and nothing of the engine before it.
 """
 
@@ -20,7 +20,7 @@ LOADS = "rhyme_loads"
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What was asked for: the whole response, with vLLM's sampling parameters as its caller gave them.
+    """A request for a whole response, with vLLM's sampling parameters as its caller gave them.
 
     `history`: the prompt whose draft index it may draft from (prompt_keys.py::prompt_key), None: none; `round`: which
     round of a conversation it is. `multi_modal`: as OpenRLHF passes it. `group`: in a pipelined run, the number of its
@@ -42,7 +42,7 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a sample has generated: its response tokens, and vLLM's log-probabilities of them (None: not asked for).
+    """A sample's generated part: its response tokens, and vLLM's log-probabilities of them (None: not asked for).
 
     `generator`: the state of its seeded random number generator after them, None if it has none; `window`: the size of
     its speculation window; `weight_version`: the only one that may go on with it, None: any.
@@ -57,7 +57,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Arrival:
-    """What an engine's scheduler and worker are told of a sample that ran elsewhere.
+    """A message to an engine's scheduler and worker about a sample that ran elsewhere.
 
     `room`: the reservation it takes up ("": none); `computed`: of how many tokens the KV cache is in it. `buffer`: it
     is to come by a handover in this buffer, whose rows from `first` on are then to be copied in; None: it has come.
@@ -73,19 +73,21 @@ class Arrival:
     convoy: str = ""
 
     def to_plain(self) -> dict[str, Any]:
-        """For `extra_args`, which travel as msgpack."""
+        """Return the fields for `extra_args`, which travel as msgpack."""
         return {**dataclasses.asdict(self), "tokens": list(self.tokens)}
 
     @classmethod
     def of(cls, parameters: Any) -> Arrival | None:
-        """What a request's sampling parameters (or None) say; None for a sample that begins here."""
+        """Return the message in a request's sampling parameters (or None); None for a sample that begins here."""
         plain = ((parameters.extra_args if parameters else None) or {}).get(ARRIVED)
         return None if plain is None else cls(**{**plain, "tokens": tuple(plain["tokens"])})
 
 
 @dataclass(frozen=True)
 class Exported:
-    """How many blocks of a running sample were copied: those that were full and final. `problem`: why not, or ""."""
+    """The number of a running sample's blocks that were copied: those that were full and final. `problem`: why not, or
+    "".
+    """
 
     blocks: int = 0
     problem: str = ""
@@ -108,7 +110,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Rest:
-    """What a sample's engine has still to copy in when it starts there: rows `first` to `end` of a buffer."""
+    """Blocks that a sample's engine has still to copy in when it starts there: rows `first` to `end` of a buffer."""
 
     buffer: Any
     first: int
@@ -117,7 +119,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class Started:
-    """What an engine answers that was told to go on with a sample. `refused`: why it does not, "" if it does.
+    """An engine's answer to the order to go on with a sample. `refused`: why it does not, "" if it does.
 
     `not_carried`: why it computes the KV cache again that was to be carried; "" if it need not.
     """
@@ -137,10 +139,10 @@ class Grown:
 
 @dataclass(frozen=True)
 class News:
-    """What an engine tells of its samples, by place.
+    """An engine's news of its samples, by place.
 
-    `finished`: vLLM's output, or the exception that ended it; `grown`: what came since the last news; then the
-    engine's weight version, and whether it takes part in moves now.
+    `finished`: vLLM's output, or the exception that ended it; `grown`: what came since the last news; then the engine's
+    weight version, and whether it takes part in moves now.
     """
 
     finished: dict[str, Any]
@@ -154,10 +156,11 @@ class News:
 
 @dataclass(frozen=True)
 class RunningSamples:
-    """What an engine generates: the number of its turn (-1 before the first), and of each running sample the number of
-    its step's turn, its prompt's place in the step, its response tokens so far, and its number where it can move.
+    """The samples that an engine generates, and its turn.
 
-    `free_tokens`: of KV cache; 0 where samples cannot move.
+    `turn`: the turn's number (-1 before the first). Each sample: the number of its step's turn, its prompt's place in
+    the step, its response tokens so far, and its number where it can move. `free_tokens`: of KV cache; 0 where samples
+    cannot move.
     """
 
     turn: int
@@ -168,7 +171,7 @@ class RunningSamples:
 
 @dataclass(frozen=True)
 class TurnReport:
-    """What an engine did in one turn; `decisions` and `gain` as in `RhymeRolloutActor.rollout_report`."""
+    """One turn's work of an engine; `decisions` and `gain` as in `RhymeRolloutActor.rollout_report`."""
 
     weight_version: int
     counters: EngineCounters

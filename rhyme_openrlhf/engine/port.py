@@ -1,7 +1,9 @@
-"""How other processes call an engine's actor: without waiting, or with a limit; and which engines prompts go to.
+"""Calls from other processes to an engine's actor, without waiting or with a limit; and the engines that prompts go to.
 
-Invariants: a call names a method of calls.py; an engine that is gone, or whose vLLM process is, is an EngineLost,
-however that shows; whoever measures gets an EngineCallError for everything that goes wrong.
+Invariants:
+- A call names a method of calls.py.
+- A lost engine or vLLM process is always an EngineLost, in every form in which the loss shows.
+- A measurement gets an EngineCallError for every failure.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class RayEngine:
 async def problem_of(
     port: EnginePort, number: int, limit_s: float, method: RemoteMethod[P, Any], *args: P.args, **kwargs: P.kwargs
 ) -> str:
-    """Have engine `number` do something within so many seconds; return "" or why it is not done.
+    """Have engine `number` do something within a limit in seconds; return "" or why it is not done.
 
     An engine that is gone has nothing to do.
     """

@@ -1,14 +1,16 @@
-"""Every request that goes to vLLM is made here: its prompt, its sampling parameters, its seed, and what it tells us.
+"""The one place that makes requests for vLLM: prompt, sampling parameters, seed, and data for our scheduler.
 
-What a request tells our scheduler stands in vLLM's `SamplingParams.extra_args`, under the keys below (`ARRIVED` is in
+The data for our scheduler stands in vLLM's `SamplingParams.extra_args`, under the keys below (`ARRIVED` is in
 messages.py, beside what it holds).
 
 Seeds make two runs with the same seed sample the same tokens: OpenRLHF 0.11.2 seeds neither its prompts' order nor its
 requests, and trains samples in the order in which they finish. With `--run.reproducible` the same is seeded for
 OpenRLHF's own classes and ours. Without it nothing of that runs, and behaviour is upstream's.
 
-Invariants: a request's `cache_salt` is the weight version that it starts with, so no KV block made by one version is
-ever found by a request of another; the parameters that a caller hands in are never changed.
+Invariants:
+- A request's `cache_salt` is the weight version that it starts with, so a request never finds a KV block of another
+  version.
+- The parameters that a caller hands in are never changed.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ WINDOW = "rhyme_window"
 # The request's context is there without being computed (profiling_connector.py).
 FILLED = "rhyme_filled_context"
 
-# What OpenRLHF's executor asks for; whoever asks for more (`rhyme verify`) reads more.
+# Log-probabilities that OpenRLHF's executor asks for; `rhyme verify` asks for more and reads more.
 UPSTREAM_LOGPROBS = 1
 # vLLM's word for "the log-probability of every token of the vocabulary".
 ALL_TOKENS = -1
@@ -107,9 +109,9 @@ async def generate(llm: Any, prompt: Any, parameters: Any, request_id: str) -> A
 
 
 async def generate_alike(llm: Any, sequences: int, length: int, tokens: int, arguments: dict[str, Any]) -> None:
-    """Have so many sequences, of so long prompts, generate so many tokens each, at once; they count nowhere.
+    """Generate `tokens` tokens each for `sequences` prompts of `length` tokens, at once; they count nowhere.
 
-    They sample at temperature 1, as runs do. `arguments`: what else their `extra_args` say.
+    They sample at temperature 1, as runs do. `arguments`: more of their `extra_args`.
     """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
@@ -142,10 +144,10 @@ async def generate_alike(llm: Any, sequences: int, length: int, tokens: int, arg
 
 @dataclass(frozen=True)
 class SampleIdentity:
-    """Which response is being generated: the `sample`-th of the `visit`-th time that `prompt` is answered.
+    """The identity of a response: the `sample`-th of the `visit`-th time that `prompt` is answered.
 
-    Visits of evaluations are negative. `rounds`: what is noted of its requests, one entry each
-    (telemetry/samples.py); no part of who it is.
+    Visits of evaluations are negative. `rounds`: notes on its requests, one entry each (telemetry/samples.py); no part
+    of the identity.
     """
 
     prompt: str
@@ -157,8 +159,8 @@ class SampleIdentity:
 class VisitedPrompt(str):
     """A prompt that knows which visit it is (SampleIdentity.visit), counted where all prompts are sent from.
 
-    An engine that counts by itself, as OpenRLHF's own classes must, knows only its own visits: with more than one
-    engine, or after a resume, two visits would get the same seeds.
+    An engine that counts by itself, as OpenRLHF's own classes must, knows only its own visits. With more than one
+    engine, or after a resume, two visits would then get the same seeds.
     """
 
     visit: int
@@ -177,7 +179,7 @@ current_sample: ContextVar[SampleIdentity | None] = ContextVar("current_sample",
 
 
 class Seeds:
-    """Who the samples of one engine are, and what seeds their requests."""
+    """Identities of one engine's samples, and the seeds of their requests."""
 
     def __init__(self, run_seed: int, reproducible: bool) -> None:
         self._run_seed = run_seed
@@ -187,9 +189,9 @@ class Seeds:
     async def answers(
         self, prompt: str, samples: int, answer: Callable[[str], Awaitable[list[dict[str, Any]]]]
     ) -> list[dict[str, Any]]:
-        """Return so many answers to a prompt; each knows which sample it is, and notes its requests."""
+        """Return `samples` answers to a prompt; each knows which sample it is, and notes its requests."""
         visit = self._visit(prompt)
-        # A plain string from here on: whatever gets the prompt may keep or send it.
+        # A plain string from here on, because receivers may keep or send it.
         prompt = str(prompt)
 
         async def one(sample: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ Checked against vLLM 0.29.0.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present, shims
@@ -191,8 +190,3 @@ def converted_weights(model: torch.nn.Module, config: Any) -> str:
         if backend is not None and backend.name not in UNCONVERTED_EXPERTS:
             return f"the experts' weights for {backend.value}"
     return ""
-
-
-def segment_tensors(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter of a segment of this node, in a process that keeps no file open."""
-    yield from tensors(SegmentFiles().open(segment), segment)

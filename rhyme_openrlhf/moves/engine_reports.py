@@ -1,9 +1,13 @@
-"""What engines report while they generate, kept for whoever decides on moves: their newest status, what it predicts.
+"""Reports of engines while they generate, kept for decisions on moves: newest status, and predicted step times.
 
-Invariants: no engine is waited for longer than the interval (one that does not answer is left out until it does, and
-asked nothing more); a report is heard once, whoever asks; step times are of engines of one tensor-parallel size, and
-corrected by the steps that those report. `LayoutReports` is made once for all nodes, so a look at them takes as long as
-there are engines, not as nodes times engines.
+Invariants:
+- No engine is waited for longer than the interval. An engine that does not answer is left out until it does, and gets
+  no further request.
+- A report is taken once, for all policies.
+- Step times are of engines of one tensor-parallel size, corrected by the steps that those engines report.
+
+`LayoutReports` is made once for all nodes, so a look at them takes time in proportion to engines, not to nodes times
+engines.
 """
 
 from __future__ import annotations
@@ -30,12 +34,12 @@ class LayoutReports:
         self._by_engine = {status.engine: status for status in statuses}
 
     def of(self, engines: Sequence[int]) -> list[EngineStatus]:
-        """Those of these engines that are there, in this order."""
+        """Return the reports of these engines that are alive, keeping their order."""
         return [self._by_engine[engine] for engine in engines if engine in self._by_engine]
 
     @cached_property
     def contexts(self) -> dict[str, int]:
-        """Of each sample, by its place."""
+        """Return each sample's context, by its place."""
         return {sample.place: sample.context for status in self._by_engine.values() for sample in status.samples}
 
     @cached_property
@@ -49,8 +53,9 @@ STALE_REPORTS = 4
 
 
 class EngineReports:
-    """Those of one home. `layouts`: the layout of each engine, by number, 0 where none is named; `say` tells a person a
-    sentence.
+    """The reports of one home's engines.
+
+    `layouts`: the layout of each engine, by number, 0 where none is named; `say` shows a person a sentence.
     """
 
     def __init__(
@@ -82,11 +87,11 @@ class EngineReports:
             task.cancel()
 
     def layout(self, engine: int) -> int:
-        """The layout an engine belongs to."""
+        """Return the layout that an engine belongs to."""
         return self._layouts.get(engine, 0)
 
     def fresh(self, layout: int = 0) -> list[EngineStatus]:
-        """The newest reports of a layout's engines: one that loads weights answers late, one that is lost never."""
+        """Return the newest reports of a layout's engines. Weight loads delay reports, and lost engines send none."""
         now = asyncio.get_running_loop().time()
         return [
             status
@@ -129,7 +134,7 @@ class EngineReports:
         return status
 
     async def _take_profile(self, port: EnginePort, layout: int) -> None:
-        """The step times that engines were given before the first rollout, once they are there."""
+        """Take the step times that engines were given before the first rollout, once they are there."""
         text = await port.call(MeasuringCalls.step_times)
         if not text:
             return
@@ -149,7 +154,7 @@ class EngineReports:
             self.costs.transfer = TransferModel(profile)
 
     def destination(self, number: int, context: int, near: bool = True) -> Destination | None:
-        """What its last report says an engine's next steps take, with one sample more; None before there is one.
+        """Return what an engine's next steps take with one sample more, by its last report; None before there is one.
 
         `near`: it is on the node that the sample is to leave.
         """

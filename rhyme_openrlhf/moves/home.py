@@ -1,11 +1,11 @@
-"""The home of a run's samples: the actor in which every sample's caller waits, whatever engine generates it.
+"""The home of a run's samples: the actor in which every sample's caller waits while any engine generates it.
 
 Stands where OpenRLHF calls its engines' `generate_responses` (`door`). What surrounds a sample (its agent or reward
 call, its identity, the rounds of a conversation) runs here, and asks engines for one response at a time through the
 keeper. So a sample can move between two tokens, and a round begins where the round before ended.
 
-Invariant: what a caller gets is what its engine's own `generate_responses` would have given, but for the notes on
-drafts of kept samples, which are not made (they would be on several engines).
+Invariant: a caller gets what its engine's own `generate_responses` would have returned. The one exception is notes on
+drafts of kept samples, which are not made because they would be on several engines.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 
 @dataclass(frozen=True)
 class _InTurn:
-    """In a pipelined run, what the running task is of: turn number and place of the prompt, and the turn's weights."""
+    """The running task's turn number, place of its prompt, and weights of the turn, in a pipelined run."""
 
     group: tuple[int, int]
     weight_version: int
@@ -61,8 +61,8 @@ class _InTurn:
 _in_turn: ContextVar[_InTurn | None] = ContextVar("in_turn", default=None)
 # Instead of the name under which an engine's scheduler would note the drafts of a kept sample.
 AT_HOME = "at home"
-# An engine goes on with what was handed over to it by itself; asked at once, it would have to share its processors with
-# the question in just the sample's first step there.
+# An engine continues a sample that was handed over by itself. A call at once would share its processors with the
+# sample's first step there.
 ASK_AFTER_SECONDS = 0.02
 OUTCOMES: Mapping[Phase, MoveOutcome] = {
     Phase.RUNNING: "moved",
@@ -124,7 +124,7 @@ class SampleHome:
 
     @property
     def reports(self) -> EngineReports | None:
-        """What engines report; None where nothing moves samples by itself."""
+        """Reports of the engines; None where nothing moves samples by itself."""
         return None if self._watch is None else self._watch.reports
 
     async def open(self) -> None:
@@ -147,7 +147,7 @@ class SampleHome:
             self._watch.close()
 
     def begin_step(self, step: int, samples: int = 0, lengths: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Samples from now on are of this training step; so many more of them come.
+        """Begin training step `step`, in which `samples` more samples come.
 
         `lengths`: how long prompts (`prompt_key`) were answered before; None: as was said last.
         """
@@ -157,15 +157,15 @@ class SampleHome:
             self._watch.switcher.know_lengths(lengths)
 
     def trace_prompts(self, keys: list[str]) -> None:
-        """From now on keep the responses to these prompts (`prompt_key`), and to no others."""
+        """Keep the responses to these prompts (`prompt_key`) from now on, and to no others."""
         self._traced = frozenset(keys)
 
     def unfinished(self, engine: int) -> int:
-        """The samples that are at an engine."""
+        """Return the number of samples that are at an engine."""
         return len(self._keeper.samples(engine))
 
     def running(self, engine: int) -> dict[int, int]:
-        """The samples at an engine by number, and the tokens of each, prompt included, as far as is known."""
+        """Return the samples at an engine by number, with the known tokens of each, prompt included."""
         return {int(s.name): len(s.request.prompt) + len(s.known.tokens) for s in self._keeper.samples(engine)}
 
     async def move(self, sample: int, destination: int, cause: str) -> MoveOutcome:
@@ -197,7 +197,7 @@ class SampleHome:
         num_samples: int = 1,
         images: Any = None,
     ) -> list[dict[str, Any]]:
-        """The responses to one prompt, as an engine's method of this name; they begin at `engine`."""
+        """Return the responses to one prompt, as an engine's method of this name; they begin at `engine`."""
         visit = prompt.visit if isinstance(prompt, VisitedPrompt) else 0
         prompt = str(prompt)
 
@@ -290,7 +290,7 @@ class SampleHome:
 
 
 class _Conversation:
-    """What an executor takes for its engine: each round begins where the one before ended."""
+    """A stand-in for an executor's engine: each round begins where the one before ended."""
 
     def __init__(self, home: SampleHome, engine: int, identity: SampleIdentity) -> None:
         self._home = home
@@ -298,7 +298,7 @@ class _Conversation:
         self._identity = identity
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """One response, as OpenRLHF's engine actor gives it."""
+        """Return one response, as OpenRLHF's engine actor gives it."""
         output, self._engine = await self._home.respond(
             self._identity, self._engine, prompt_token_ids, sampling_params, multi_modal_data
         )
@@ -337,7 +337,7 @@ HomeActor = ray.remote(num_cpus=0, max_concurrency=CALLS_AT_ONCE)(PlainHomeActor
 
 
 def door(home: Any, engine: int) -> Any:
-    """As much of an engine's handle as OpenRLHF's dispatch uses; behind it is the home."""
+    """Return the part of an engine's handle that OpenRLHF's dispatch uses; behind it is the home."""
 
     def generate_responses(**arguments: Any) -> Any:
         return home.generate_responses.remote(engine, **arguments)

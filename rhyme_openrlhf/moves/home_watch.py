@@ -1,12 +1,15 @@
-"""What looks at the engines while samples of a home generate: one loop for all that moves samples by itself.
+"""The loop that watches the engines while a home's samples generate, for every policy that moves samples by itself.
 
-`Reallocator` asks the policy which samples go from full to empty engines (scheduling/reallocation_policy.py), and
-tp_switcher.py which node's samples go to engines of more devices.
+`Reallocator` asks the policy which samples go from full to empty engines (scheduling/reallocation_policy.py).
+tp_switcher.py decides which node's samples go to engines of more devices.
 
-Invariants: engines are asked once for all policies; of those that want the same sample, reallocation comes before a
-switch of layouts, which takes what it left; reallocation makes one decision at a time, so an engine takes part in one
-migration, and evens out engines of the first layout only. A move that fails leaves its sample generating, which is the
-mover's promise. What goes wrong ends the looking, never the run, and is told once.
+Invariants:
+- Engines are queried once for all policies.
+- Reallocation comes before a switch of layouts, which takes the samples that it left.
+- Reallocation makes one decision at a time, so an engine takes part in one migration. It balances engines of the first
+  layout only.
+- A move that fails leaves its sample generating, as the mover promises.
+- A failure ends the loop, never the run, and is reported once.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ CAUSE = "reallocation"
 
 
 class Reallocator:
-    """That of one home. `move(sample, destination, cause)` orders a move."""
+    """Balances the load of one home. `move(sample, destination, cause)` orders a move."""
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Reallocator:
 
     @property
     def busy(self) -> bool:
-        """Whether moves of a decision are under way."""
+        """True while moves of a decision are under way."""
         return bool(self._moves)
 
     def stop(self) -> None:
@@ -85,7 +88,7 @@ class Reallocator:
 
 
 class HomeWatch:
-    """That of one home.
+    """Watches the engines of one home.
 
     `step()`: the training step; `admitted()`: whether all its prompts have come. Others as in TpSwitcher.
     """
@@ -123,7 +126,7 @@ class HomeWatch:
 
     @staticmethod
     def is_needed(rhyme: RhymeSettings) -> bool:
-        """Whether anything moves samples by itself."""
+        """Return whether anything moves samples by itself."""
         return rhyme.reallocation.enable or rhyme.tp_switch.enable
 
     async def open(self, nodes: Mapping[int, str]) -> None:

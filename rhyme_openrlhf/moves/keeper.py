@@ -1,13 +1,15 @@
-"""Keeps the samples of a run: who awaits each, where it is, and what it has generated as far as is known.
+"""Keeps the samples of a run: each one's caller, its place, and its tokens as far as they are known.
 
-A keeper outlives engines. It hears from each engine about once a second, hands outputs to those who await them, and
-restarts what was on an engine that is gone, on the engine with the fewest samples, from the tokens it last heard of. A
-seeded sample is restarted from its beginning: the state of its random numbers was only there. (In a pipelined run it
-restarts none: whoever awaits a sample of an engine that is gone hears of that.)
+A keeper outlives engines. It hears from each engine about once a second and hands outputs to their callers. It restarts
+the samples of a lost engine on the engine with the fewest samples, from the tokens it last heard of. A seeded sample is
+restarted from its beginning, because the state of its random numbers is lost. In a pipelined run it restarts none; the
+callers of a lost engine's samples get an error.
 
-Invariants: each sample is answered once; an engine is heard about a sample only at its present place, or at the one it
-is being handed to, so a result of an engine that was given up is thrown away; a sample waits for ever only if its
-engine answers and generates.
+Invariants:
+- Each sample is answered once.
+- News of a sample counts only from its present place, or from the one it is being handed to. So a result of an engine
+  that was given up is thrown away.
+- A sample waits for ever only if its engine answers and generates.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ class KeptSample:
     on_settled: Callable[[KeptSample, int | None], None] = lambda sample, before: None
 
     def new_place(self) -> str:
-        """A name for its next stay at an engine, never used before."""
+        """Return a name for its next stay at an engine, never used before."""
         return f"{self.name}.{next(self.stays)}"
 
     def settle(self, engine: int | None, place: str) -> None:
-        """It is there now, and nowhere else."""
+        """Note that it is there now, and nowhere else."""
         # News is told once: what its new engine told before its move was known to be over is not told again.
         grown = self.ahead if place and place == self.incoming else ()
         before, self.engine, self.place, self.incoming, self.ahead = self.engine, engine, place, "", []
@@ -61,7 +63,7 @@ class KeptSample:
 
 @dataclass
 class KnownEngine:
-    """What a keeper knows of an engine, as of its last news. `gone`: set when it is alive no more."""
+    """A keeper's knowledge of an engine, from its last news. `gone`: set when it is alive no more."""
 
     port: EnginePort
     alive: bool = True
@@ -111,7 +113,7 @@ class SampleKeeper:
             task.cancel()
 
     def samples(self, engine: int) -> list[KeptSample]:
-        """The unfinished samples that are at an engine."""
+        """Return the unfinished samples that are at an engine."""
         return list(self._at[engine].values())
 
     def _settled(self, sample: KeptSample, before: int | None) -> None:
@@ -122,7 +124,7 @@ class SampleKeeper:
             self._at[sample.engine][sample.name] = sample
 
     def sample(self, name: str) -> KeptSample:
-        """An unfinished sample. Raises KeyError."""
+        """Return an unfinished sample. Raises KeyError."""
         return self._samples[name]
 
     async def generate(self, request: SampleRequest, engine: int) -> tuple[Any, int]:
@@ -183,10 +185,10 @@ class SampleKeeper:
 
     @staticmethod
     def restartable(sample: KeptSample) -> Progress:
-        """What a sample can go on from without its engine: what was heard of it, or its beginning."""
+        """Return the progress from which a sample can go on without its engine: the last known, or none."""
         if sample.request.parameters.seed is not None:
             return Progress()
-        # On whatever weights the engine has that is left.
+        # On the weights of the remaining engine.
         return dataclasses.replace(sample.known, weight_version=None)
 
     async def _abort(self, sample: KeptSample) -> None:
@@ -236,7 +238,7 @@ class SampleKeeper:
         return sample if sample is not None and place in (sample.place, sample.incoming) else None
 
     def _lost(self, number: int) -> None:
-        """An engine is gone: what was there goes on elsewhere; what is just moving is its move's matter."""
+        """Restart the samples of a lost engine elsewhere, except those on a move, which their moves handle."""
         if not self.engines[number].alive:
             return
         self.engines[number].alive = False
@@ -270,12 +272,12 @@ class SampleKeeper:
 
 
 def sample_of(place: str) -> str:
-    """The name of the sample whose stay at an engine this is."""
+    """Return the name of the sample whose stay at an engine this is."""
     return place.rpartition(".")[0]
 
 
 def longer(known: Progress, grown: Grown) -> Progress:
-    """What is known, with what it has grown by; unchanged if that is known, or begins later than what is known ends."""
+    """Return the known progress with its growth added; unchanged if the growth is known already, or leaves a gap."""
     have, first = len(known.tokens), grown.first
     if not first <= have < first + len(grown.tokens):
         return known

@@ -2,15 +2,15 @@
 
 A move may go together with others (`Convoy`), to engines on the same devices as those that they come from. While some
 samples run at one of them and some at the other, both are slow. So none is stopped before all can be, and their
-destination is told of no stop before all have been made: it begins with all of them in one step. Where the devices hold
+destination hears of no stop before all have been made: it begins with all of them in one step. Where the devices hold
 the KV cache of one layout only, that is handed over in between.
 
 Invariants:
 - Every call has a limit, and ends when its engine is known to be gone.
 - A move leaves neither reservation nor buffer nor stopped sample at an engine that answers, however it ends.
 - A sample is moved by one move at a time.
-- In a convoy, whoever is over or never began is waited for no more; nobody waits longer for a stop than STOP_SECONDS;
-  the devices are handed over once, after the stops and before the first start, and if that fails none is started.
+- A convoy waits no more for a member that is over or never began, and no longer than STOP_SECONDS for a stop.
+- A convoy hands the devices over once, after the stops and before the first start. If that fails, none is started.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rhyme_openrlhf.scheduling.move_costs import Destination
 
 @dataclass(frozen=True)
 class Choice:
-    """How a sample is to be carried; the downtime that is expected of it, and on which grounds (None: not known)."""
+    """The way a sample is carried, its expected downtime, and the grounds of that (None: not known)."""
 
     carrier: str
     predicted: float | None = None
@@ -70,8 +70,8 @@ class MoveRecord:
     group: tuple[int, int] | None = None
 
 
-# Samples that are stopped generate nothing. A stop is made within a step of its engine; one that takes longer than any
-# step does is of an engine that has failed, and the others go on without it.
+# Stopped samples generate nothing. A stop is made within a step of its engine. A stop that takes longer than any step
+# means that the engine has failed, and the others go on without it.
 STOP_SECONDS = 1.0
 _STOPPING, _STOPPED, _OVER = range(1, 4)
 _POINTS = {Step.STOP: _STOPPING, Step.START: _STOPPED}
@@ -89,7 +89,7 @@ class Convoy:
 
     @property
     def in_turns(self) -> bool:
-        """Whether source and destination never have their KV caches at once."""
+        """True if source and destination never have their KV caches at once."""
         return self._between is not None
 
     async def before(self, move: Move) -> str:
@@ -112,7 +112,7 @@ class Convoy:
         return await asyncio.shield(self._handing)
 
     def leave(self, sample: str) -> None:
-        """Its move is over, or was refused."""
+        """Take out a sample whose move is over, or was refused."""
         self._reach(sample, _OVER)
 
     def _reach(self, sample: str, point: int) -> None:
@@ -123,7 +123,7 @@ class Convoy:
 
 @dataclass
 class _Way:
-    """What one move has in hand: `left` is the sample's place at the source, `room` the one at the destination.
+    """The state of one move: `left` is the sample's place at the source, `room` the one at the destination.
 
     `buffers`: by engine, what the source writes and the destination reads; of one node they have one together.
     `staged`: blocks that were copied out while it ran, `arrived`: those of them that are at the destination already;
@@ -234,7 +234,7 @@ class Mover:
                 if self._node(where) == self._here:
                     self._store.remove(buffer)
             if not move.over:
-                # Cancelled with whoever asked for it.
+                # Cancelled together with its caller.
                 move = move.after(Reply.ENDED, "the mover was stopped")
             sample.moving = False
             self._settle(move, way)
@@ -254,7 +254,7 @@ class Mover:
         return Place(engine, known.weight_version, known.alive and known.open)
 
     def _settle(self, move: Move, way: _Way) -> None:
-        """Where the sample is now, for its keeper."""
+        """Note for the sample's keeper where the sample is now."""
         sample = way.sample
         if move.phase in MOVED:
             sample.settle(move.destination, way.room)
@@ -444,7 +444,7 @@ class Mover:
             if self._node(engine) != self._here:
                 todo.append((engine, DeviceCalls.remove_kv_buffer, buffer))
         if way.sample.answer.cancelled() and move.may_generate == move.destination:
-            # Aborted with the last order on its way: whoever aborted it looked for it at the source.
+            # Aborted with the last order on its way: the abort went to the source.
             todo.append((move.destination, SampleCalls.discard_sample, way.room))
         for engine, method, argument in todo:
             try:

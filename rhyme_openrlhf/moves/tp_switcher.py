@@ -1,20 +1,23 @@
 """Adaptive tensor parallelism while a run generates: asks the policy, and moves a node's samples to a tail layout.
 
-Beside the samples' home. Nodes are independent; one may switch more than once in a step, to larger engines every time.
+Runs beside the samples' home. Nodes are independent; one may switch more than once in a step, to larger engines every
+time.
 
-- Nothing switches while prompts of the step are still to come, or while other moves of the node are under way (so an
-  outlier and a reallocation come first: they decide on single samples, a switch on all that they left).
-- Samples go only if the tail engines have room for all of them; one that could not be moved goes on where it is and is
-  not asked again. The aligned engines stay as they are, so the next step's prompts go there without any moves back.
-- **Where devices hold the KV cache of one layout at a time** (`AwakeLayouts`), all samples of the node go or none, and
-  the devices go to whichever layout has samples when that which has them has none; with none anywhere, to the aligned
-  one. So no sample waits for ever at an engine without its KV cache. Memory is taken from the engines of one layout
-  before those of another get it, and of a node one handing is under way at a time. If it fails, the devices are whose
-  they were; if even that fails, they are partly nobody's until it is tried again.
+- Nothing switches while prompts of the step are still to come, or while other moves of the node are under way. An
+  outlier and a reallocation come first, because they decide on single samples, and a switch on all the others.
+- Samples go only if the tail engines have room for all of them. A sample that could not be moved continues at its
+  engine and is not tried again. The aligned engines stay as they are, so the next step's prompts go there without any
+  moves back.
+- **Where devices hold the KV cache of one layout at a time** (`AwakeLayouts`), all samples of the node go or none. The
+  devices go to a layout that has samples when the present one has none; with no samples anywhere, to the aligned one.
+  So no sample waits for ever at an engine without its KV cache. Memory is taken from the engines of one layout before
+  those of another get it, and a node has one handover under way at a time. If it fails, the devices go back; if even
+  that fails, some have no owner until the next attempt.
 - **In a pipelined run** (`TurnHolds`) aligned engines would begin the next step on devices that the tail layout uses.
-  So a node switches when all its engines are done with the same step but for what moves, which is where they would wait
-  for weights anyway, and its engines go on when the tail engines are done. What moves is of one turn, with one weight
-  version, which the tail engines have too. Whatever happens to samples or engines, those that were held are let go.
+  So a node switches when all its engines are done with the same step, except for the samples that move. They would wait
+  for weights there anyway. Its engines go on when the tail engines are done. Samples that move are of one turn, with
+  one weight version, which the tail engines have too. Engines that were held are always let go, however the switch
+  ends.
 
 An engine that is gone has no memory and no turns, and is not asked.
 """
@@ -46,7 +49,10 @@ from rhyme_openrlhf.telemetry.events import LayoutSwitched
 
 
 class AwakeLayouts:
-    """Those of one home. `nodes`: of each node the engines of its layouts. `limit_s`: for an engine to give or take."""
+    """The layouts of one home's nodes that have the devices.
+
+    `nodes`: of each node the engines of its layouts. `limit_s`: for an engine to give or take.
+    """
 
     def __init__(self, keeper: SampleKeeper, nodes: Mapping[str, Mapping[int, Sequence[int]]], limit_s: float) -> None:
         self._keeper = keeper
@@ -57,7 +63,7 @@ class AwakeLayouts:
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def awake(self, node: str) -> int:
-        """The layout whose engines can generate."""
+        """Return the layout whose engines can generate."""
         return self._awake[node]
 
     async def hand(self, node: str, layout: int) -> str:
@@ -78,7 +84,7 @@ class AwakeLayouts:
             return f"{problem}; and then {undone}"
 
     def partly(self, node: str) -> bool:
-        """Whether some engines of the layout that has the devices are without their memory."""
+        """Return whether some engines of the layout that has the devices are without their memory."""
         return node in self._partly
 
     async def _change(self, node: str, source: int, target: int) -> str:
@@ -96,7 +102,7 @@ ANSWER_SECONDS = 60.0
 
 
 class TurnHolds:
-    """Those of one home."""
+    """Holds on the turns of one home's engines."""
 
     def __init__(self, keeper: SampleKeeper, reports: EngineReports) -> None:
         self._keeper = keeper
@@ -113,7 +119,7 @@ class TurnHolds:
             self.let_go(node)
 
     def may_go(self, samples: Sequence[KeptSample], tail: Sequence[int]) -> bool:
-        """Whether samples of a node may go to these tail engines together; those are brought to their weights."""
+        """Return whether a node's samples may go to these tail engines together; bring those to their weights."""
         statuses = self._reports.statuses
         versions = {statuses[s.engine].weight_version for s in samples if s.engine in statuses}
         if len(versions) != 1 or len({turn_of(sample) for sample in samples}) != 1:
@@ -175,7 +181,7 @@ class TurnHolds:
         del self._held[node]
 
     async def _hold(self, engine: int, turn: int) -> bool:
-        """Whether it stays in the turn, or has ended it and begins none; so does one that is gone."""
+        """Return whether an engine stays in the turn, or has ended it and begins none; true of one that is gone."""
         if not self._keeper.engines[engine].alive:
             return True
         try:
@@ -193,7 +199,7 @@ class TurnHolds:
 
 
 def turn_of(sample: KeptSample) -> int:
-    """The number of the turn that a pipelined run's sample belongs to."""
+    """Return the number of the turn that a pipelined run's sample belongs to."""
     assert sample.request.group is not None, "a sample of no prompt group in a pipelined run"
     return sample.request.group[0]
 
@@ -202,10 +208,11 @@ CAUSE = "tp_switch"
 
 
 class TpSwitcher:
-    """That of one home. `move(sample, destination, cause, convoy)` orders a move and says how it ended;
-    `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come; `limit_s`: seconds
-    that an engine may take to give its KV cache's memory up, or to take it; `holds`: of a pipelined run, whose engines
-    have a next turn.
+    """The switches of one home.
+
+    `move(sample, destination, cause, convoy)` orders a move and says how it ended; `record(event)`; `step()`: the
+    training step; `admitted()`: whether all prompts of it have come. `limit_s`: seconds that an engine may take to give
+    its KV cache's memory up, or to take it. `holds`: of a pipelined run, whose engines have a next turn.
     """
 
     def __init__(
@@ -242,17 +249,19 @@ class TpSwitcher:
         self._switching: dict[str, asyncio.Task[None]] = {}
 
     def place(self, nodes: Mapping[int, str]) -> None:
-        """On which node each engine is."""
+        """Note on which node each engine is."""
         self._node_of.update(nodes)
         for number, node in sorted(nodes.items()):
             self._nodes.setdefault(node, {}).setdefault(self._reports.layout(number), []).append(number)
 
     def know_lengths(self, lengths: Mapping[str, Sequence[int]]) -> None:
-        """How long prompts (`prompt_key`) were answered before; replaces what was known."""
+        """Replace the known lengths of earlier responses to prompts (`prompt_key`)."""
         self._lengths = {key: tuple(of_prompt) for key, of_prompt in lengths.items()}
 
     def begins_at(self, engine: int) -> int:
-        """Where what was to begin at `engine` begins: its devices may be those of another layout, which has samples."""
+        """Return the engine for a sample that was to begin at `engine`, whose devices another layout with samples may
+        have.
+        """
         node = self._node_of.get(engine)
         if self._devices is None or node is None or self._devices.awake(node) == self._reports.layout(engine):
             return engine
@@ -304,7 +313,7 @@ class TpSwitcher:
     # --- one KV cache on each device
 
     def _next_turn(self, node: str) -> int | None:
-        """The layout that is to have the devices now; None: that which has them."""
+        """Return the layout that is to have the devices now; None: that which has them."""
         if self._devices is None:
             return None
         awake = self._devices.awake(node)
@@ -318,7 +327,7 @@ class TpSwitcher:
             self._reports.tell(f"adaptive tensor parallelism: the devices of node {node} were not handed on: {problem}")
 
     async def _hand_with(self, node: str, source: int, target: int) -> str:
-        """In a switch, when its samples are stopped; "" or why the devices stay where they are."""
+        """Hand the devices over in a switch, when its samples are stopped; return "" or why the devices stay."""
         assert self._devices is not None
         if any(not sample.moving for sample in self._samples(node, source)):
             return "a sample of the node cannot go along, and would wait without KV cache"
@@ -329,7 +338,7 @@ class TpSwitcher:
     # --- the policy
 
     def _worth_it(self, node: str) -> tuple[int, int, list[KeptSample]] | None:
-        """A switch that pays now: from which layout to which, and of which samples."""
+        """Return a switch that pays now: from which layout to which, and of which samples."""
         for source in sorted(self._nodes[node]):
             samples = self._samples(node, source)
             going = [sample for sample in samples if sample.name not in self._stuck]
@@ -386,7 +395,7 @@ class TpSwitcher:
         return self._newest[layout]
 
     def _is_open(self, node: str, layout: int, contexts: Sequence[int]) -> bool:
-        """Whether all engines of a layout are there, and have room."""
+        """Return whether all engines of a layout are there, and have room."""
         numbers = self._nodes[node][layout]
         there = self._reported(layout).of(numbers)
         return len(there) == len(numbers) and all(status.open for status in there) and has_room(contexts, there)
@@ -454,7 +463,7 @@ class TpSwitcher:
 
 
 def has_room(contexts: Sequence[int], engines: Sequence[EngineStatus]) -> bool:
-    """Whether engines have seats and KV cache for samples of these contexts, dealt out in turn, longest first."""
+    """Return whether engines have seats and KV cache for samples of these contexts, dealt in turn, longest first."""
     own: list[list[int]] = [[] for _ in engines]
     for place, engine in in_turn(contexts, len(engines)):
         own[engine].append(contexts[place])

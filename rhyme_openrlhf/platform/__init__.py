@@ -1,12 +1,15 @@
-"""What differs on a machine without a GPU, and nowhere else.
+"""Differences of a machine without a GPU; they stand in no other room.
 
 `gpu_present()` decides once per process; `nvidia` reads what NVML lists, so that GPUs which torch cannot use are
-refused. Everything else in this package is for the answer "no": shims that let OpenRLHF import and run (`shims`), its
-strategy on gloo (`cpu_strategy`), its own weight broadcast on gloo (`gloo_sync`), arguments (`cpu_arguments`), a KV
-cache's memory given back (`cpu_memory`), a correction of vLLM's CPU sampling (`cpu_sampling`) and a local Ray with
-pretended GPUs (`local_ray`). Invariant: each of these raises `PlatformError` when used where a GPU is.
+refused. `cpu_share` is for every machine: it holds a process within its share of the CPUs. The other modules are for
+machines without a GPU, and each raises `PlatformError` when used where a GPU is:
 
-`cpu_share` is for every machine: it holds a process within its share of the CPUs.
+- `shims` lets OpenRLHF import and run.
+- `cpu_strategy` is its strategy on gloo, `gloo_sync` its own weight broadcast on gloo.
+- `cpu_arguments` changes arguments that need a GPU.
+- `cpu_memory` gives a KV cache's memory back.
+- `cpu_sampling` corrects vLLM's CPU sampling.
+- `local_ray` is a local Ray with pretended GPUs.
 """
 
 from __future__ import annotations
@@ -21,18 +24,19 @@ class PlatformError(RuntimeError):
 
 @functools.cache
 def gpu_present() -> bool:
-    """Whether this process sees a CUDA device (torch decides; asked once)."""
+    """Return whether this process sees a CUDA device (torch decides; asked once)."""
     import torch
 
     return torch.cuda.is_available()
 
 
 def run_has_gpus() -> bool:
-    """Whether a run started from this process has GPUs: this machine's, or those of the cluster in RAY_ADDRESS.
+    """Return whether a run started from this process has GPUs: this machine's, or those of the cluster in RAY_ADDRESS.
 
     The driver may sit on a node without a GPU. Ray names the type of every GPU it has found itself
     ("accelerator_type:H200"); pretended ones have none. Raises PlatformError where this machine has GPUs that torch
-    cannot use, because the run would otherwise train on the CPU without a word.
+    cannot
+    use, because the run would otherwise train silently on the CPU.
     """
     if gpu_present():
         return True

@@ -1,9 +1,13 @@
-"""Arguments that cannot mean what they say without a GPU, and what they become: OpenRLHF's, and vLLM's of an engine.
+"""Arguments of OpenRLHF and vLLM that mean nothing without a GPU, and their substitutes.
 
-Checked against vLLM 0.29.0's CPU build: the KV cache is sized in bytes, there is no sleep mode, tensor parallelism
-runs in local processes (the Ray executor asks for a device key that the CPU platform lacks). Without tensor
-parallelism the model runs inside the engine-core process. Invariant: every substitution in OpenRLHF's arguments is
-reported in one sentence; an option that has no CPU counterpart is refused.
+Checked against vLLM 0.29.0's CPU build:
+
+- The KV cache is sized in bytes, and there is no sleep mode.
+- Tensor parallelism runs in local processes, because the Ray executor needs a device key that the CPU platform lacks.
+- Without tensor parallelism the model runs inside the engine-core process.
+
+Invariant: every substitution in OpenRLHF's arguments is reported in one sentence; an option that has no CPU
+counterpart is refused.
 """
 
 from __future__ import annotations
@@ -41,14 +45,16 @@ def adapt_arguments(args: SimpleNamespace) -> list[str]:
 
 
 def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> dict[str, Any]:
-    """OpenRLHF's keyword arguments for an engine, changed where the CPU build needs it.
+    """Return OpenRLHF's keyword arguments for an engine, changed where the CPU build needs it.
 
-    Also sets, for the processes vLLM is about to start, how its threads are bound: one core for each tensor-parallel
-    rank (its own "auto" asserts when ranks outnumber NUMA nodes); and how many there are (`keep_openmp_threads`).
+    Also sets how vLLM binds the threads of the processes it is about to start: one core for each tensor-parallel rank.
+    Its
+    own "auto" asserts when ranks outnumber NUMA nodes. `keep_openmp_threads` sets their number.
     """
     require_no_gpu("cpu_engine_arguments")
-    # Imported here: it imports torch. The class, not its name "uni", which the CPU platform turns into "mp" so that it
-    # can bind threads itself: one more process, which waits for each step by spinning on a core the others need.
+    # Imported here, because it imports torch. The class, because the CPU platform turns the name "uni" into "mp" to
+    # bind threads itself. That is one more process, which spins on a core that the others need while it waits for each
+    # step.
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     ranks = arguments.get("tensor_parallel_size", 1)
@@ -70,10 +76,10 @@ def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> di
 
 
 def keep_openmp_threads() -> None:
-    """Let engines have as many OpenMP threads as OMP_NUM_THREADS says (Ray sets it for every actor), not one a core.
+    """Keep OpenMP threads of engines at OMP_NUM_THREADS (Ray sets it for every actor), instead of one a core.
 
-    vLLM's n-gram lookup starts Numba's threads, which sets the number of OpenMP's for the whole process to theirs: the
-    model then runs on all cores, and its threads spin on them while they wait for each other.
+    vLLM's n-gram lookup starts Numba's threads, which sets the process's number of OpenMP threads to theirs. The model
+    would then run on all cores, and its threads would spin on them while waiting for each other.
     """
     if threads := os.environ.get("OMP_NUM_THREADS"):
         # One number for each level of nesting.

@@ -1,8 +1,8 @@
-"""Gives the memory of tensors back to the machine and takes it again, where tensors lie in the machine's own memory.
+"""Give the memory of tensors back to the machine and take it again, where tensors lie in the machine's own memory.
 
-What vLLM's allocator does on a GPU for a KV cache that sleeps. The pages go back to the kernel, which gives zeros in
-their place when they are next written (madvise, MADV_DONTNEED): the addresses stay, so nothing is told of it.
-Invariant: what was in a tensor is gone; pages that it shares with others are left, and zeroed as far as they are its.
+vLLM's allocator does the same on a GPU for a KV cache that sleeps. The pages go back to the kernel, which puts zeros in
+their place at the next write (madvise, MADV_DONTNEED). Addresses stay, so no other code has to change.
+Invariant: a tensor's content is lost; a page that it shares with other tensors stays, with this tensor's part zeroed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """A correction of vLLM's rejection sampling on CPU, applied only where a self-check shows it is needed.
 
-The CPU stand-in for `expand_kernel` (vllm/utils/cpu_triton_utils.py) writes into a temporary int64 copy of its
-output: at temperature above 0 the draft rows then use uninitialised temperature and top-p, and drafted tokens are
-accepted far too often. `apply()` replaces the one function `expand_batch_to_tokens` by the same thing in plain torch.
+The CPU stand-in for `expand_kernel` (vllm/utils/cpu_triton_utils.py) writes into a temporary int64 copy of its output.
+At temperature above 0, draft rows then use uninitialised temperature and top-p, and drafted tokens are accepted far
+too often. `apply()` replaces the one function `expand_batch_to_tokens` by the same thing in plain torch.
 
 Checked against vLLM 0.29.0 and 0.32.0; both need the correction.
 
-Invariants: on a GPU nothing is touched (PlatformError); where the installed vLLM passes the self-check nothing is
-replaced; after `apply()` the self-check holds, or SamplingCheckError is raised and the engine does not start.
+Invariants:
+
+- On a GPU nothing is touched (PlatformError).
+- Where the installed vLLM passes the self-check, nothing is replaced.
+- After `apply()` the self-check holds, or SamplingCheckError is raised and the engine does not start.
 """
 
 from __future__ import annotations

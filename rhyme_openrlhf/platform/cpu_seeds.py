@@ -1,12 +1,15 @@
-"""A correction of vLLM for requests with a seed on CPU: what a prompt chunk samples is thrown away, undrawn.
+"""A correction of vLLM for requests with a seed on CPU: no random number is drawn for a prompt chunk's unused sample.
 
-A long prompt is prefilled in chunks; the token sampled after each chunk but the last is discarded, and vLLM then winds
-the request's generator back by an offset. CPU generators have no offset: the engine dies (RuntimeError, "CPU Generator
-does not use offset", v1/worker/gpu_model_runner.py, `_bookkeeping_sync`; in 0.29.0 and in 0.32.0). Here such a request
-is hidden from the sampler's generators for that step instead, so its own generator is not drawn from at all.
+A long prompt is prefilled in chunks. vLLM discards the token sampled after each chunk but the last, and then winds the
+request's generator back by an offset. CPU generators have no offset, so the engine dies: RuntimeError, "CPU Generator
+does not use offset", v1/worker/gpu_model_runner.py, `_bookkeeping_sync`, in 0.29.0 and in 0.32.0. The correction hides
+such a request from the sampler's generators for that step, so its own generator is not drawn from at all.
 
-Invariants: on a GPU nothing is touched (PlatformError); a request's random numbers do not depend on how its prompt was
-cut into chunks; requests that keep their token are sampled as before.
+Invariants:
+
+- On a GPU nothing is touched (PlatformError).
+- A request's random numbers do not depend on how its prompt was cut into chunks.
+- Requests that keep their token are sampled as before.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Few matrix shapes on CPU: token counts are padded before vLLM's oneDNN matrix products.
 
-oneDNN builds a kernel for every number of rows it has not kept; vLLM 0.29.0 and 0.32.0 keep 32 a layer
-(model_executor/layers/utils.py). Plain decoding has a row for each running sample and seldom changes their number; a
-step that verifies drafts has another number of rows every time, and on a small model building kernels then takes longer
+oneDNN builds a kernel for every number of rows that it has not kept. vLLM 0.29.0 and 0.32.0 keep 32 a layer
+(model_executor/layers/utils.py). Plain decoding has a row for each running sample and seldom changes their number. A
+step that verifies drafts has another number of rows every time. On a small model, building kernels then takes longer
 than using them.
 
-Invariants: on a GPU nothing is touched (PlatformError); the rows that were asked for are computed as before, padding
-rows are zeros and cut off again; up to MOST_ROWS tokens there are never more shapes than vLLM keeps.
+Invariants:
+
+- On a GPU nothing is touched (PlatformError).
+- The requested rows are computed as before; padding rows are zeros and cut off again.
+- Up to MOST_ROWS tokens there are never more shapes than vLLM keeps.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ MOST_ROWS = STEPS[-1][0]
 
 
 def padded_rows(rows: int) -> int:
-    """The number of rows computed for `rows` rows."""
+    """Return the number of rows computed for `rows` rows."""
     for limit, multiple in STEPS:
         if rows <= limit:
             return -(-rows // multiple) * multiple
@@ -34,7 +37,7 @@ def padded_rows(rows: int) -> int:
 
 
 def all_sizes() -> tuple[int, ...]:
-    """Every number of rows that is computed, up to MOST_ROWS."""
+    """Return every number of rows that is computed, up to MOST_ROWS."""
     return tuple(sorted({padded_rows(rows) for rows in range(1, MOST_ROWS + 1)}))
 
 

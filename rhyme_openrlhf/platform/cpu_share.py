@@ -1,10 +1,13 @@
-"""Keeps a process within its share of the CPUs, so that history never slows what it is there to speed up.
+"""Keeps a process within its share of the CPUs, so that history work never slows generation or training.
 
-RhymeRL (section 5.3) limits history workers "using OS methods". Three hold here, from the softest on: threads capped by
-environment variables where the worker is started, a low priority (nice), and a cgroup of its own with a quota, where
-this user may make one (root in most containers of cgroup version 1, or a delegated cgroup of version 2).
+RhymeRL (section 5.3) limits history workers "using OS methods". Three hold here, from the softest on:
 
-Invariants: a limit that cannot be had is said and left out, never an error; `quota_parent` changes nothing.
+- environment variables cap threads where the worker is started;
+- a low priority (nice);
+- a cgroup of its own with a quota, where this user may make one: root in most containers of cgroup version 1, or a
+  delegated cgroup of version 2.
+
+Invariants: an unavailable limit is reported and left out, never an error; `quota_parent` changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class QuotaParent:
 
 
 def quota_parent(cgroups: Path = CGROUPS, own: Path = OWN) -> QuotaParent | str:
-    """Where a cgroup with a CPU quota can be made; or why it cannot, as a clause."""
+    """Find where a cgroup with a CPU quota can be made; or return why it cannot, as a clause."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError as error:

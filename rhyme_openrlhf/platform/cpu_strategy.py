@@ -69,7 +69,7 @@ def training_threads(asynchronous: bool, ranks: int, cores: int) -> int:
 def allow_float32() -> None:
     """Let OpenRLHF load models in fp32 (`cpu_arguments` asks for it with the dtype name "fp32").
 
-    Upstream knows bf16 and fp16 only; DeepSpeed trains in fp32 when it is told of neither. Idempotent.
+    Upstream knows bf16 and fp16 only; DeepSpeed trains in fp32 when neither is given. Idempotent.
     """
     upstream = openrlhf_utils.convert_to_torch_dtype
     if getattr(upstream, "knows_float32", False):
@@ -83,7 +83,7 @@ def allow_float32() -> None:
 
 
 def cpu_strategy(args: SimpleNamespace) -> CpuStrategy:
-    """What `openrlhf.utils.get_strategy` returns, on this machine."""
+    """Return what `openrlhf.utils.get_strategy` returns, for this machine."""
     return CpuStrategy(
         seed=args.train.seed,
         full_determinism=args.train.full_determinism_enable,

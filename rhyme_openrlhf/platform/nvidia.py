@@ -1,8 +1,9 @@
-"""What this machine has of NVIDIA's: the driver, its GPUs (through NVML), and the CUDA toolkit that compiles.
+"""NVIDIA hardware and software of this machine: the driver, its GPUs (through NVML), and the CUDA toolkit that
+compiles.
 
 `read` and `toolkit` are the adapters, `unusable` and `cannot_compile` the judgements. Ray finds GPUs through NVML too,
-so a machine whose GPUs torch cannot use looks like one with GPUs to Ray, and like one without to torch. Invariants:
-nothing heavy is imported; an answer that cannot be had is an empty one.
+so a machine whose GPUs torch cannot use has GPUs for Ray and none for torch. Invariants: nothing heavy is imported; an
+unavailable fact is an empty one.
 """
 
 from __future__ import annotations

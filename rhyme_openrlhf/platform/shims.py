@@ -27,7 +27,7 @@ _MODULES = ("flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_
 
 
 class _CpuDevice(str):
-    """What `torch.cuda.current_device()` returns here: the device "cpu", whatever it is asked for.
+    """The return value of `torch.cuda.current_device()` here: the device "cpu", for any call.
 
     It formats as "0" because OpenRLHF's replay buffer builds `torch.device(f"cuda:{current_device()}")`, an object
     it constructs but never places a tensor on while it trains.
@@ -79,7 +79,7 @@ def patch_torch_cuda() -> None:
 
 
 def _do_nothing() -> Callable[..., None]:
-    """A function of its own for each name: torch.compile refuses one function under two of torch's names."""
+    """Return a new function that does nothing: torch.compile refuses one function under two names."""
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
@@ -92,7 +92,7 @@ def _no_ring_attention(*args: Any, **kwargs: Any) -> None:
 
 
 def _padding_functions() -> dict[str, Any]:
-    """The four functions of flash_attn.bert_padding that OpenRLHF imports, for tensors on the CPU."""
+    """Return the four functions of flash_attn.bert_padding that OpenRLHF imports, for tensors on the CPU."""
     import torch
     from einops import rearrange
 

@@ -1,7 +1,8 @@
 """One training run from checked arguments to summary: Ray, services, OpenRLHF's training, the run record.
 
-Invariants: whatever happens after the run directory is made, it ends with a RunFinished event, a summary and the
-processes' logs; what was started here is stopped here, also when this process is killed (run/reaper.py).
+Invariants:
+- Once the run directory exists, every ending writes a RunFinished event, a summary and the processes' logs.
+- Every process that this module starts is stopped here, also when this process is killed (run/reaper.py).
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def _config(job: _Job) -> dict[str, Any]:
 
 
 def _plain(node: Any) -> Any:
-    """A nested namespace as dictionaries."""
+    """Turn a nested namespace into dictionaries."""
     if not isinstance(node, SimpleNamespace):
         return node
     return {name: _plain(value) for name, value in vars(node).items()}
@@ -324,10 +325,10 @@ def _reported(job: _Job) -> list[str]:
 
 @contextmanager
 def _children_print_to(log: TextIO) -> Iterator[None]:
-    """What other programs print of errors meanwhile is the log's.
+    """Send what child processes write to standard error to the log, within the block.
 
-    DeepSpeed has them link programs when it is imported. It leads away what they print, but by the descriptor of
-    Python's stream of errors, which is the log's already.
+    DeepSpeed starts linkers when it is imported. It redirects their output through the descriptor of Python's
+    `sys.stderr`, which is the log already, so their errors would still reach the terminal.
     """
     terminal = os.dup(STDERR)
     os.dup2(log.fileno(), STDERR)

@@ -1,7 +1,7 @@
-"""What decides how much memory a model takes, read from its `config.json`: pure but for reading that file.
+"""The sizes of a model that decide its memory, read from its `config.json`: pure but for reading that file.
 
-Known are decoders with gated feed-forward layers: dense ones, with experts (Mixtral, Qwen, DeepSeek, GLM), and with
-multi-head latent attention (DeepSeek V2 and V3), whose KV cache has one compressed row a token.
+It knows decoders with gated feed-forward layers: dense ones and ones with experts (Mixtral, Qwen, DeepSeek, GLM). It
+also knows multi-head latent attention (DeepSeek V2 and V3), whose KV cache has one compressed row a token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 WEIGHT_BYTES = 2
 # What configurations call the number of experts of a layer.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Layers with experts that are neither all, nor all after the first, nor every so many of them (Llama 4, Jamba).
+# Layers with experts that are neither all, nor all after the first, nor every n-th (Llama 4, Jamba).
 _OTHER_PLACES = ("interleave_moe_layer_step", "expert_layer_period")
 # A configuration is some kilobytes.
 _LARGEST_CONFIG = 1_000_000
@@ -115,7 +115,7 @@ def _inner_parameters(config: Mapping[str, Any], hidden: int, layers: int) -> in
 
 
 def read_shape(model: str) -> ModelShape | None:
-    """The shape of a model directory, or of a model of the hub that this user has downloaded before; None: not known.
+    """Return the shape of a model directory, or of a hub model that this user has downloaded; None: not known.
 
     `model` is checked (`spec_paths`): a directory below the roots, or a name.
     """
@@ -149,7 +149,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 
 def _downloaded(name: str) -> Path | None:
-    """The newest snapshot in the hub's cache (huggingface_hub's layout: models--OWNER--NAME/snapshots/REVISION)."""
+    """Return the newest snapshot in the hub's cache, laid out as models--OWNER--NAME/snapshots/REVISION."""
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     found = cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json")

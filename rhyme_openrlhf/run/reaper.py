@@ -7,8 +7,10 @@ workers, and the engine cores below those). When its standard input closes, beca
 kills those that are left. A line `spare PID` on the pipe names a process that gets SPARED_SECONDS more than the others:
 the one that still sends the last events.
 
-Invariants: only processes that were seen below the driver are killed, and only while they still are the same process
-(start time); nothing is killed while the driver holds the pipe; the driver never waits for a spared one.
+Invariants:
+- Only processes that were seen below the driver are killed, and only while their start time is still the same.
+- Nothing is killed while the driver holds the pipe.
+- The driver never waits for a spared process.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ LOOK_SECONDS = 2.0
 # What Ray's shutdown has asked to end gets this long to do it.
 GRACE_SECONDS = 3.0
 KILL_TIMEOUT_SECONDS = 10.0
-# How often it is asked whether what should end has ended: its end is waited for by whoever started the run.
+# How often ending processes are looked at: the command that started the run waits for their end.
 POLL_SECONDS = 0.05
 PIPE_BYTES = 4096
 # The reporter ends by itself after 30 s (telemetry/reporter.py); this is for one that hangs.
@@ -48,7 +50,7 @@ def start_reaper(driver_pid: int) -> subprocess.Popen[bytes]:
 
 
 def finish(reaper: subprocess.Popen[bytes]) -> None:
-    """The run is over: have what is left of it ended."""
+    """Have the processes that are left of a finished run ended."""
     assert reaper.stdin is not None
     reaper.stdin.close()
     try:
@@ -66,7 +68,7 @@ def spare(reaper: subprocess.Popen[bytes], pid: int) -> None:
 
 
 def below(root: psutil.Process) -> set[psutil.Process]:
-    """The processes below `root` (psutil compares them by pid and start time), without this one."""
+    """Return the processes below `root` (psutil compares them by pid and start time), without this one."""
     try:
         return set(root.children(recursive=True)) - {psutil.Process()}
     except psutil.NoSuchProcess:
@@ -80,10 +82,10 @@ def reap(seen: set[psutil.Process]) -> None:
 
 
 def reap_spared(spared: set[psutil.Process]) -> None:
-    """Kill what was spared, in time, in a process of its own: nobody waits for that."""
+    """Kill the spared processes when their time is over, in a process of its own that nothing waits for."""
     if not any(process.is_running() for process in spared) or os.fork():
         return
-    # Whoever reads the driver's output must see its end, not this one's.
+    # A reader of the driver's output must see the driver's end, not this process's.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
@@ -91,10 +93,10 @@ def reap_spared(spared: set[psutil.Process]) -> None:
 
 
 def left_after(seconds: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run then; returns as soon as there are none.
+    """Return the processes that still run after `seconds`, or as soon as none does.
 
-    One that has ended, and whose parent (the driver, that waits for us) has not asked how, has ended: psutil's own
-    waiting would wait for the parent.
+    A zombie counts as ended: its parent may be the driver, which waits for this process. psutil's own wait would wait
+    for the parent.
     """
     end = time.monotonic() + seconds
     left = list(processes)
@@ -149,7 +151,7 @@ def main(driver_pid: int) -> None:
 
 
 def _named(line: bytes) -> set[psutil.Process]:
-    """The process of a `spare` line, if it is still there."""
+    """Return the process of a `spare` line, if it is still there."""
     try:
         return {psutil.Process(int(line.removeprefix(SPARE)))}
     except psutil.NoSuchProcess:

@@ -1,13 +1,15 @@
-"""What reports beside a driver: the reporter's process, and a thread that records what the run's machines do.
+"""Two helpers beside a driver: the reporter's process, and a thread that records what the run's machines do.
 
-`Reporting` starts the reporter (telemetry/reporter.py), and again when it died. `SystemWatch` records a SystemSample of
-each machine every few seconds: it looks at the driver's machine itself, and every other machine on which the run has
-actors gets a small actor that looks.
+`Reporting` starts the reporter (telemetry/reporter.py), and starts it again when it died. `SystemWatch` records a
+SystemSample of each machine every few seconds. It looks at the driver's machine itself; each other machine with actors
+of the run gets a small actor that looks.
 
-Invariants: the run never waits for either, except for the reporter at its very end for END_SECONDS at most, so that a
-container or job that ends with its first process has its last events sent; a reporter that cannot be started or does
-not stay up costs the run nothing but a line on the terminal; a machine that does not answer is left out until it does;
-Ray's own figures (`ray._private.internal_api`, checked against Ray 2.55.0) are left out where they cannot be had.
+Invariants:
+- The run never waits for either while it trains. At its end it waits for the reporter for at most END_SECONDS, so that
+  a container that ends with its first process has its last events sent.
+- A reporter that cannot start or does not stay up costs the run one line on the terminal.
+- A machine that does not answer is left out until it does.
+- Ray's own figures (`ray._private.internal_api`, checked against Ray 2.55.0) are left out where Ray gives none.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Reporting:
             threading.Thread(target=self._keep, name="reporter", daemon=True).start()
 
     def close(self) -> None:
-        """The run is over: the reporter sends the rest and ends. Returns at once."""
+        """Have the reporter send the rest and end. Returns at once."""
         with self._lock:
             self._closing.set()
             if self._process is not None and self._process.stdin is not None:
@@ -144,7 +146,7 @@ class SystemWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """The run has ended."""
+        """Stop looking."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(2 * ANSWER_SECONDS)

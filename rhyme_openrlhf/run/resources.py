@@ -1,4 +1,4 @@
-"""What a run needs, planned before it starts: how many GPUs, and how much memory of each. Pure.
+"""The resources of a run, planned before it starts: how many GPUs, and how much memory of each. Pure.
 
 The number of GPUs (without any: pretended ones) follows the placement in OpenRLHF 0.11.2
 `cli/train_ppo_ray.py::train`. `rhyme train --plan`, `rhyme doctor`, the checks before a run and the New run page all
@@ -36,7 +36,7 @@ class Share:
 
 
 def shares(args: SimpleNamespace) -> list[Share]:
-    """Who gets which GPUs: every placement group and actor of a run, those with none left out."""
+    """Return which placement groups and actors get which GPUs; those without any are left out."""
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
     sizes = {
         "actor": _group(args.actor),
@@ -159,7 +159,7 @@ class GpuPlan:
     """A GPU of one share of a run's GPUs.
 
     `parts`: what lies on it. `least`: the smallest GPU's memory that holds the parts. `size`: the memory of the GPUs
-    there are, None where nobody knows it. `lack`: that the parts do not fit, "" where they fit; `mend`: the flags that
+    there are, None where it is not known. `lack`: that the parts do not fit, "" where they fit; `mend`: the flags that
     would make them fit. `samples`: samples of full length that the engine's KV cache holds, None without an engine or
     without `size`.
     """
@@ -317,7 +317,7 @@ def _least(shape: ModelShape, layout: Layout, parts: Sequence[Part]) -> float:
     # A trainer that sleeps keeps its 16-bit weights; one whose optimizer is offloaded does not sleep.
     asleep = layout.trainer_sleeps and not layout.adam_offload
     resting = sum(part.size for part in parts if part.model != ENGINES and (part.what == "weights" or not asleep))
-    # An engine takes its part of the GPU whatever it needs, and keeps it while the trainer works unless it sleeps.
+    # An engine takes its whole part of the GPU, and keeps it while the trainer works unless it sleeps.
     left = 1 - layout.utilization
     beside = 0.0 if layout.engines_sleep else layout.utilization
     return max(

@@ -1,4 +1,4 @@
-"""Which code a run is made with: git commits of this package and of the folder that the run is started in.
+"""The code that a run is made with: git commits of this package and of the folder that the run is started in.
 
 Rewards, agents and scripts lie in that folder, so both decide what a run does. Invariant: a run never fails, and never
 waits long, for the sake of this: what cannot be found out is left out.
@@ -54,7 +54,7 @@ def checkout(directory: Path) -> Checkout | None:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
-    """What git prints; None where it fails, is not there, or takes too long."""
+    """Return what git prints; None where it fails, is not there, or takes too long."""
     # It only reads: without locks it is in no other git's way.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:

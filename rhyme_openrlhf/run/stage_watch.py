@@ -1,8 +1,8 @@
-"""Is the run still getting anywhere? Pure: told of events, asked with a time.
+"""Decides whether a run still makes progress. Pure: it gets events, and answers for a time.
 
 What counts as progress is an event of the run itself: a stage that begins or ends, tokens or samples that a rollout
 gained. Notes and telemetry that repeats itself do not count. While only a rollout is under way, its own (shorter)
-limit holds; whatever else is under way has the limit of stages.
+limit holds; everything else has the limit of stages.
 
 Invariant: as long as no limit is passed, `overdue` is None; once one is passed, it stays passed until progress is made.
 """
@@ -69,11 +69,11 @@ class StageWatch:
 
     @property
     def doing(self) -> str:
-        """What is under way, for people."""
+        """Return what is under way, for people."""
         return " and ".join(filter(None, (self._rollout, self._trainer))) or "the controller, between two stages"
 
     def overdue(self, now: float) -> str | None:
-        """One sentence when nothing has moved for longer than the limit at unix time `now`, else None."""
+        """Return one sentence if nothing has moved for longer than the limit at unix time `now`, else None."""
         only_rollout = bool(self._rollout) and not self._trainer
         name = "rollout_s" if only_rollout else "stage_s"
         limit = self._limits.rollout_s if only_rollout else self._limits.stage_s

@@ -9,8 +9,11 @@ Ray's public state API needs the dashboard, which small clusters run without. So
 that API (`ray._private.state`, private; checked against Ray 2.55.0, `tests/run/test_supervisor.py` holds it). The last
 words of a dead process come from Ray's session directory on this machine.
 
-Invariants: a death is noticed within two polls; the trainer gets GRACE_SECONDS to end the run itself, with a checkpoint
-where it can; a history worker that died was restarted by Ray and ends nothing; watching changes nothing of the run.
+Invariants:
+- A death is noticed within two polls.
+- The trainer gets GRACE_SECONDS to end the run itself, with a checkpoint where it can.
+- Ray restarts a history worker that died; its death ends nothing.
+- Watching changes nothing of the run.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class ActorRow:
 
 
 def read_actors(known: Mapping[str, str]) -> list[ActorRow]:
-    """All actors of this job. `known` are names by actor id (hex), of those that are told apart by a number."""
+    """Return all actors of this job. `known`: names by actor id (hex), of actors that differ by a number."""
     job = ray.get_runtime_context().get_job_id()
     return [
         ActorRow(
@@ -123,7 +126,7 @@ TAIL_BYTES = 16384
 
 
 def last_lines(logs: Path, pid: int) -> list[str]:
-    """The last lines that process `pid` printed, standard error last; empty if it ran on another machine.
+    """Return the last lines that process `pid` printed, standard error last; empty if it ran on another machine.
 
     `logs` is the directory in which Ray keeps worker-<worker>-<job>-<pid>.out and .err.
     """
@@ -198,7 +201,7 @@ class Supervisor:
             threading.Thread(target=target, name=f"supervisor-{target.__name__}", daemon=True).start()
 
     def stop(self) -> None:
-        """The run has ended: what dies from now on died of that."""
+        """Stop watching: the run has ended, and processes that die from now on died of that."""
         self._stop.set()
 
     def explain(self) -> str:
@@ -300,7 +303,7 @@ class _EngineCheck:
         self._warned = False
 
     def look(self) -> str:
-        """What is wrong with the engine, or "". Does not wait."""
+        """Return what is wrong with the engine, or "". Does not wait."""
         if self._question is None:
             self._question, self._asked = self._engine.alive.remote(), time.time()
             return ""

@@ -21,7 +21,7 @@ ASKED_BY = "SIGTERM"
 
 
 class Termination:
-    """How the driver's main thread is told to end: by SIGTERM in time, by `interrupt` at once."""
+    """Ends the driver's main thread: in time after SIGTERM, at once by `interrupt`."""
 
     def __init__(self, stop_request: Path, grace_s: float) -> None:
         """`stop_request` is the file that the trainer looks for between two steps (run_directory.py)."""
@@ -34,7 +34,7 @@ class Termination:
 
     @property
     def requested(self) -> bool:
-        """Whether SIGTERM came."""
+        """Return whether SIGTERM came."""
         return self._requested.is_set()
 
     def install(self) -> None:
@@ -49,7 +49,7 @@ class Termination:
             _thread.interrupt_main(signal.SIGTERM)
 
     def close(self) -> None:
-        """The training is over: its ending is not interrupted."""
+        """Interrupt nothing from now on, because the training is over."""
         self._over.set()
 
     def _wait(self) -> None:

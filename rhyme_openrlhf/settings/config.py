@@ -49,12 +49,12 @@ class RhymeSettings:
 
     @property
     def keeps_history(self) -> bool:
-        """Whether history workers have anything to do: drafts come from them, or HistoPipe ranks by their lengths."""
+        """Return whether history workers have work: drafts come from them, or HistoPipe ranks by their lengths."""
         return self.drafts_from_history or self.histopipe.enable
 
     @property
     def drafts_from_history(self) -> bool:
-        """Whether drafts come from earlier responses."""
+        """Return whether drafts come from earlier responses."""
         return self.histospec.enable and self.drafting.source == HISTORY
 
     @classmethod
@@ -82,22 +82,22 @@ class RhymeSettings:
 
     @property
     def weight_transport(self) -> str:
-        """What carries weights; 'auto' that nobody has decided is the buffer."""
+        """The transport of weights; an undecided 'auto' is the buffer."""
         return BUFFER if self.weights.transport == AUTO else self.weights.transport
 
     @property
     def weights_by_buffer(self) -> bool:
-        """Whether the buffer carries weights."""
+        """Return whether the buffer carries weights."""
         return self.weight_transport == BUFFER
 
     @property
     def samples_move(self) -> bool:
-        """Whether samples are kept apart from the engines: asked for, or needed by what moves them."""
+        """True where samples are kept apart from the engines: on request, or for a feature that moves samples."""
         return self.move.enable or self.reallocation.enable or self.tp_switch.enable
 
     @property
     def outlives_engines(self) -> bool:
-        """Whether a run goes on without an engine that is gone: a broadcast's process group would wait for it.
+        """Return whether a run goes on without a lost engine; a broadcast's process group would wait for that engine.
 
         Samples at home go on elsewhere; the pipeline has prompt groups generated again.
         """
@@ -105,10 +105,11 @@ class RhymeSettings:
 
     @property
     def drafts_planned(self) -> bool:
-        """Whether drafts are cut by step times.
+        """Return whether drafts are cut by step times.
 
-        Reproducible runs plan nothing: what a step took, and so how much is drafted, is never the same twice, and
-        drafts decide which random numbers a sample draws.
+        Reproducible runs plan nothing. Step times, and so the number of drafted tokens, are never the same twice, and
+        drafts
+        decide which random numbers a sample draws.
         """
         return self.histospec.enable and self.latency.profile != NONE and not self.run.reproducible
 

@@ -23,7 +23,9 @@ def new_uid() -> str:
 
 @dataclass(frozen=True)
 class ControlSettings(Settings):
-    """Where a run reports to. The token is none of the settings: they are written to the run record."""
+    """Address and labels that a run reports under. The token is no setting, because settings are written to the run
+    record.
+    """
 
     group: ClassVar[str] = "control"
     title: ClassVar[str] = (
@@ -84,5 +86,5 @@ class ControlSettings(Settings):
             )
 
     def with_uids(self) -> ControlSettings:
-        """These settings with the ids that were not given made up: random, so unique without asking anyone."""
+        """Return these settings with random ids where none were given, unique without asking a server."""
         return dataclasses.replace(self, run_uid=self.run_uid or new_uid(), attempt_uid=self.attempt_uid or new_uid())

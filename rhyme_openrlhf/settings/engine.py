@@ -18,14 +18,14 @@ LEAST_ROWS = 512
 def reserved_rows(samples: int, drafts: int) -> int:
     """Return the rows of logits that an engine on a GPU reserves memory for, with drafts of up to `drafts` tokens.
 
-    At least a draft token for each sample, and LEAST_ROWS where so many can come about.
+    That is at least a draft token for each sample, and LEAST_ROWS where that many rows are possible.
     """
     return min(samples * (1 + drafts), max(2 * samples, LEAST_ROWS))
 
 
 @dataclass(frozen=True)
 class EngineSettings(Settings):
-    """How much one engine computes at once."""
+    """Size of one engine's batches."""
 
     group: ClassVar[str] = "engine"
     title: ClassVar[str] = "Size of each vLLM engine: samples it runs at once, and tokens of a step."
@@ -61,7 +61,7 @@ class EngineSettings(Settings):
 
 @dataclass(frozen=True)
 class CpuSettings(Settings):
-    """Only read on a machine without a GPU."""
+    """Options that are read only on a machine without a GPU."""
 
     group: ClassVar[str] = "cpu"
     title: ClassVar[str] = "Without a GPU only (embedded model, trials): ignored where a GPU is."

@@ -10,7 +10,7 @@ from rhyme_openrlhf.settings.options import Settings, SettingsError, option
 
 @dataclass(frozen=True)
 class DispatchSettings(Settings):
-    """Which engine a prompt goes to."""
+    """Rule that gives each prompt to an engine."""
 
     group: ClassVar[str] = "dispatch"
     title: ClassVar[str] = "Dispatch: which engine each prompt goes to."

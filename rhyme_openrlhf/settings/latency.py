@@ -13,7 +13,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class LatencySettings(Settings):
-    """Where the step times come from that drafts are cut by."""
+    """Source of the step times that drafts are cut by."""
 
     group: ClassVar[str] = "latency"
     title: ClassVar[str] = "Latency model: how long a step takes, which decides how many draft tokens are worth it."

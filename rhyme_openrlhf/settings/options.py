@@ -1,9 +1,11 @@
-"""How a settings dataclass becomes command-line options, and back.
+"""Make command-line options of a settings dataclass, and a dataclass of options.
 
-Invariants: an option exists exactly where a dataclass field declares it with `option()`; its flag is
-`--<group>.<field>`; its value is checked when the dataclass is built, whoever builds it (command line, API, test), and
-the error names the flag and the allowed range. Imports nothing but the standard library, so that the control plane
-can use it on a machine that has no training stack.
+Invariants:
+
+- An option exists exactly where a dataclass field declares it with `option()`; its flag is `--<group>.<field>`.
+- A value is checked when the dataclass is built, by the command line, the API and tests alike.
+- An error names the flag and the allowed range.
+- Imports stay within the standard library, so the control plane works on a machine without a training stack.
 """
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ UNITS = ("s", "mb", "gb")
 LIKENESS = 0.7
 # The time that a comparison takes grows with the square of the length; no name of an option is longer.
 LONGEST_NAME = 100
-# What the text of an option names, so that everybody who checks, records or shows it treats it as that:
-#   plain     words that name no file and hold no secret
-#   secret    what nobody but the running process may see (`settings/redaction.py`)
-#   url       an address; a password in it is a secret
-#   model     a model directory, or a model of the hub
-#   data      data files, directories or data sets of the hub
-#   reward    Python files or addresses of reward servers
-#   agent     a Python file
-#   output    a directory that is written
-#   file      a file that is read
-#   profile   a file that is read, or the word auto or none
-#   profiles  several of these, with commas between them
+# Kind of an option's text. Code that checks, records or shows the text treats it by its kind.
+# - plain: words that name no file and hold no secret
+# - secret: for the running process only (`settings/redaction.py`)
+# - url: an address; a password in it is a secret
+# - model: a model directory, or a model of the hub
+# - data: data files, directories or data sets of the hub
+# - reward: Python files or addresses of reward servers
+# - agent: a Python file
+# - output: a directory that is written
+# - file: a file that is read
+# - profile: a file that is read, or the word auto or none
+# - profiles: several of these, with commas between them
 PathKind = Literal["model", "data", "reward", "agent", "output", "file", "profile", "profiles"]
 TextKind = Literal["plain", "secret", "url"] | PathKind
 S = TypeVar("S", bound="Settings")
@@ -47,7 +49,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """What a field's flag says of itself: teaching sentences, and the allowed values (None: any).
+    """Declaration of a field's flag: teaching sentences, and the allowed values (None: any).
 
     The first sentence says on one line what the flag does. `kind` says what the text names; None where the value is
     no free text. `expert`: few users set the option, so short help and the web form fold it away.
@@ -66,7 +68,7 @@ class Option:
         return self.help.partition(". ")[0].removesuffix(".") + "."
 
     def allowed(self) -> str:
-        """The allowed values in words, as errors and `--help` show them."""
+        """Return the allowed values in words, as errors and `--help` show them."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.low is not None and self.high is not None:
@@ -119,7 +121,7 @@ class Settings:
 
     @classmethod
     def flag(cls, field_name: str) -> str:
-        """The command-line flag of a field, e.g. `--histospec.window_max`."""
+        """Return the command-line flag of a field, e.g. `--histospec.window_max`."""
         return f"--{cls.group}.{field_name}"
 
     def _check_field(self, field: dataclasses.Field[Any], value: Any) -> None:
@@ -168,7 +170,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Every option of a parser and of its commands."""
+    """Yield every option of a parser and of its commands."""
     for action in parser._actions:
         yield from action.option_strings
         if isinstance(action, argparse._SubParsersAction):

@@ -43,7 +43,7 @@ _FLAG_IN_TEXT = re.compile(rf"((?:{'|'.join(map(re.escape, sorted(SECRET_FLAGS))
 
 
 class Unprinted(str):
-    """A secret among OpenRLHF's arguments: the text itself to whoever uses it, hidden where arguments are printed."""
+    """A secret among OpenRLHF's arguments: readable by the code that uses it, hidden where arguments are printed."""
 
     def __repr__(self) -> str:
         return repr(HIDDEN)

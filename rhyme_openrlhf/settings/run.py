@@ -35,7 +35,7 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True)
 class LimitSettings(Settings):
-    """How long anything may take before the run is ended in order, instead of hanging."""
+    """Time limits after which a run is ended in order instead of hanging."""
 
     group: ClassVar[str] = "limits"
     title: ClassVar[str] = "Limits: how long a stage may go without progress before the run is ended, saying why."

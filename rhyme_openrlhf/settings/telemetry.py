@@ -10,7 +10,7 @@ from rhyme_openrlhf.settings.options import Settings, SettingsError, option
 
 @dataclass(frozen=True)
 class TelemetrySettings(Settings):
-    """What is recorded beside the events that cost nothing."""
+    """Recording beyond the events that cost nothing."""
 
     group: ClassVar[str] = "telemetry"
     title: ClassVar[str] = "Telemetry: responses and machine figures that a run keeps for the dashboard."

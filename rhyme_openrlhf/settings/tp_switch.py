@@ -31,7 +31,7 @@ def tail_sizes(size: int, sizes: str) -> tuple[int, ...]:
 
 
 def tail_profiles(profile: str, layouts: int) -> tuple[str, ...]:
-    """The profile of each tail layout, smaller sizes first: one for each, or one word for all. Raises SettingsError."""
+    """Return the profile of each tail layout, smaller sizes first; one word means it for all. Raises SettingsError."""
     named = tuple(part.strip() for part in profile.split(",")) if layouts > 1 else (profile,)
     if len(named) == 1 and (layouts == 1 or named[0] in (AUTO, "none")):
         return named * layouts
@@ -130,7 +130,7 @@ class TpSwitchSettings(Settings):
     status_s: float = option(0.25, "Seconds between two looks at whether to switch.", low=0.02, high=60, expert=True)
 
     def check(self) -> None:
-        """That the sizes are sizes, and have profiles; and that a KV cache is one."""
+        """Check that the sizes are sizes and have profiles, and that each KV cache has a usable size."""
         for name in ("kv_cache_mb", "aligned_kv_cache_mb"):
             if 0 < (value := getattr(self, name)) < SMALLEST_KV_MB:
                 raise SettingsError(f"{self.flag(name)} must be 0 or at least {SMALLEST_KV_MB}, got {value}")

@@ -1,7 +1,7 @@
-"""What the texts of OpenRLHF's options name, by flag: its parser says only that they are texts.
+"""Kinds of OpenRLHF's text options, by flag: its parser says only that they are texts.
 
 Invariant: the table has every option of OpenRLHF `CHECKED_AGAINST` that takes any text, and no other one.
-`tests/settings/test_upstream_kinds.py` compares it with `settings/upstream_options.json`, so an option that a later
+`tests/settings/test_upstream_kinds.py` compares it with `settings/upstream_options.json`. So an option that a later
 OpenRLHF brings has to be put here before it can be used.
 """
 

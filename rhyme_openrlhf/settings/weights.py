@@ -15,7 +15,7 @@ OPENRLHF = "openrlhf"
 
 @dataclass(frozen=True)
 class WeightSettings(Settings):
-    """How trained weights reach the engines (RhymeRL, section 4.2: weight buffers)."""
+    """Transport of trained weights to the engines (RhymeRL, section 4.2: weight buffers)."""
 
     group: ClassVar[str] = "weights"
     title: ClassVar[str] = "Weight buffer: how trained weights reach the rollout engines."

@@ -1,9 +1,10 @@
-"""What the reporter sends next, when it tries again, and what it gives up: pure decisions, no file and no network.
+"""The reporter's decisions: what it sends next, when it tries again, and what it gives up. Pure: no file, no network.
 
-Invariants: the position only grows, except when the log itself became shorter, or the server has lost what it had
-confirmed; every line before it was accepted by the server or is counted by its source in `given_up`; a batch that the
-server refuses for its content is halved until the one bad event is found, so it costs that event and nothing else, and
-never loops.
+Invariants:
+- The position only grows, except when the log itself became shorter or the server lost what it had confirmed.
+- Every line before the position was accepted by the server or is counted by its source in `given_up`.
+- A batch that the server refuses for its content is halved until the one bad event is found. It costs that event and
+  nothing else, and never loops.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Batch:
 def cut_batch(lines: Iterable[bytes], start: int, most_events: int, most_bytes: int = BATCH_BYTES) -> Batch:
     """Return the next batch of `lines`, which begin at byte `start` of the log.
 
-    At most `most_events` events and `most_bytes` bytes, but at least one line if a whole one is there; a last line
-    without its newline is still being written and belongs to no batch yet.
+    A batch has at most `most_events` events and `most_bytes` bytes, but at least one line if a whole one is there. A
+    last line without its newline is still being written and belongs to no batch yet.
     """
     taken: list[bytes] = []
     unreadable: dict[str, int] = {}
@@ -88,7 +89,7 @@ def find_event(lines: Iterable[bytes], missing: Mapping[str, int]) -> int | None
 
 
 def event_source(line: bytes) -> str:
-    """Who wrote a line's event."""
+    """Return the source of a line's event."""
     source = _object(line).get("source")
     return source if isinstance(source, str) else UNKNOWN_SOURCE
 
@@ -121,7 +122,7 @@ def batch_body(
 
 @dataclass
 class Outbox:
-    """How far the log is sent: `position` in bytes; before it, events sent, and given up by source; the batch size.
+    """The state of sending a log: `position` in bytes, events sent or given up before it, and the batch size.
 
     `confirmed`: the sequence behind the last event of each source that the server has confirmed.
     """
@@ -153,7 +154,7 @@ class Outbox:
         }
 
     def go_back(self, position: int, lost: Mapping[str, int]) -> None:
-        """The server has lost events, of which the first is at `position`: send from there, duplicates do no harm.
+        """Send again from `position`, the first event that the server has lost; duplicates do no harm.
 
         What was given up behind `position` is tried again; what was given up before it, the server has counted.
         """
@@ -163,7 +164,7 @@ class Outbox:
         self._whole_again_at = 0
 
     def accepted(self, batch: Batch) -> None:
-        """The server has stored (or had stored before) all events of the batch."""
+        """Note that the server has stored all events of the batch, now or before."""
         self._count(batch.unreadable)
         self.sent += len(batch.lines)
         for source, count in batch.following.items():
@@ -173,7 +174,7 @@ class Outbox:
             self.most_events = BATCH_EVENTS
 
     def refused(self, batch: Batch) -> bool:
-        """The server will never take the batch as it is; True when that was one single event, which is given up."""
+        """Note that the server will never take this batch; return True if it was a single event, which is given up."""
         if len(batch.lines) > 1:
             self.most_events = len(batch.lines) // 2
             self._whole_again_at = max(self._whole_again_at, batch.end)
@@ -185,12 +186,12 @@ class Outbox:
         return True
 
     def gave_up(self, counts: Mapping[str, int], position: int) -> None:
-        """The events before `position` will not be sent; `counts` says whose they were."""
+        """Give up the events before `position`; `counts`: how many of them each source wrote."""
         self._count(counts)
         self.position = position
 
     def start_over(self) -> None:
-        """The log or the server's store is not the one of before: send from the start, duplicates do no harm."""
+        """Send from the start, because the log or the server's store was replaced; duplicates do no harm."""
         self.position, self.given_up, self.sent, self.confirmed = 0, {}, 0, {}
         self.most_events = BATCH_EVENTS
         self._whole_again_at = 0
@@ -211,7 +212,7 @@ class Outbox:
 
     @classmethod
     def from_dict(cls, row: Any, attempt_uid: str) -> Outbox:
-        """What `to_dict` gave; from the start when that was for another attempt or is damaged (both harmless)."""
+        """Return the state that `to_dict` gave; the start if it is another attempt's or damaged (both harmless)."""
         if not isinstance(row, dict) or row.get("attempt_uid") != attempt_uid:
             return cls()
         position, given_up, sent = row.get("position"), row.get("given_up"), row.get("sent")

@@ -1,8 +1,10 @@
 """One HTTP connection to a control plane, with nothing but the standard library: the reporter must start at once.
 
-Invariants: a request takes at most REQUEST_SECONDS to connect and as long for each answer's silence; whatever goes
-wrong is an `Answer` with status 0 and one sentence, never an exception; the token is in no message. Redirects are not
-followed: they would carry the token to a place nobody named. Proxies of the environment are not used.
+Invariants:
+- A request waits at most REQUEST_SECONDS to connect, and as long for each part of the response.
+- Every failure is an `Answer` with status 0 and one sentence, never an exception.
+- The token is in no message. Redirects are not followed, because they would carry the token to an address that the
+  user has not given. Proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class TokenError(ValueError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: HTTP status (0: no answer), its JSON object, seconds to wait, and what went wrong in words."""
+    """A server's response: HTTP status (0: none came), its JSON object, seconds to wait, and the problem in words."""
 
     status: int
     content: dict[str, Any]
@@ -82,7 +84,7 @@ class ControlConnection:
         self._used = False
 
     def send(self, method: str, path: str, body: bytes, token: str, pack: bool) -> Answer:
-        """One request with a JSON body, compressed if `pack` and it is worth it, to `path` below the address."""
+        """Send one request with a JSON body to `path` below the address; `pack`: compress a large body."""
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Accept": "application/json"}
         if pack and len(body) >= GZIP_FROM_BYTES:
             body = gzip.compress(body, GZIP_LEVEL)
@@ -113,7 +115,7 @@ class ControlConnection:
                 response = self._connection.getresponse()
                 return response, response.read(ANSWER_BYTES)
             except (ConnectionError, http.client.BadStatusLine, http.client.ResponseNotReady):
-                # Servers close connections that were idle; whatever is sent here may be sent twice.
+                # Servers close idle connections; everything that is sent here may be sent twice.
                 self.close()
                 if not reused:
                     raise

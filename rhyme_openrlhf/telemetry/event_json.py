@@ -85,8 +85,8 @@ def parse(row: Mapping[str, Any]) -> Recorded | None:
     return Recorded(event=cls(**values), **envelope)
 
 
-# The control plane takes tens of thousands of events a second. So what a field's type demands is worked out once for
-# each kind, and each check begins with the plain type that JSON gives; what else is allowed is looked at after that.
+# The control plane takes tens of thousands of events a second. So the checks of a kind's fields are chosen once, and
+# each check begins with the plain type that JSON gives.
 
 
 def _checked_int(kind: str, field: str, value: Any) -> int:
@@ -99,7 +99,7 @@ def _checked_float(kind: str, field: str, value: Any) -> float:
 
 def _checked_time(kind: str, field: str, value: Any) -> float:
     checked = _checked_float(kind, field, value)
-    # Unlike a loss, a moment is never "nan": whoever shows the run computes with it.
+    # Unlike a loss, a moment is never "nan": displays compute with it.
     if not math.isfinite(checked):
         raise EventError(kind, field, f"must be finite, got {value!r}")
     return checked

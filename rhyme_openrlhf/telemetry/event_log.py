@@ -42,9 +42,9 @@ class EventLog:
     def write(self, event: Event, source: str, time: float | None = None) -> Recorded:
         """Append one event and return it as recorded; `time` in unix seconds, now if not given.
 
-        It is handed to the operating system before this returns: a killed process loses nothing that was written.
-        Raises EventError when a field has the wrong type, ValueError after `close`, and OSError when the disk refuses:
-        the event is then lost and its number with it, so that readers see the gap.
+        The operating system has the event before this returns: a killed process loses nothing that was written.
+        Raises EventError when a field has the wrong type, ValueError after `close`, and OSError when the disk refuses.
+        The event is then lost and its number with it, so that readers see the gap.
         """
         with self._lock:
             recorded = Recorded(

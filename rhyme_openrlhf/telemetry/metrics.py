@@ -1,7 +1,7 @@
 """The counters of an engine, and the figures that are made of them.
 
 Every figure that this project prints, stores or plots is computed here, with the definitions of docs/architecture.md
-("Words"), so that the command line, the API and the documentation cannot disagree; `describe()` gives the wording.
+("Words"). So the command line, the API and the documentation cannot disagree. `describe()` gives the wording.
 
 Invariants: counters are plain sums, so those of engines and of steps add up, and the difference of two snapshots is
 what happened in between. A figure is None when its denominator is 0: nothing happened, which is not the same as 0.

@@ -6,11 +6,13 @@ Settings come from the directory's config.json, the token from --control.token_f
 events.jsonl behind the writers and keeps how far it is in reporter.json. When its standard input closes, because the
 driver closed it or died, it sends the rest, for FLUSH_SECONDS at most, and ends.
 
-Invariants: it only reads what the run writes, and writes only reporter.json, stop-request.json and its log, so whatever
-happens to it or to the server, the run does not notice. It can be killed at any moment and started again: an event is
-sent again until the server has said that it has it, and the server knows its duplicates; when the server has lost what
-it said it had, that is sent again too. What is not sent is counted by source and told to the server. Only the standard
-library is imported: it must start at once.
+Invariants:
+- It only reads what the run writes, and writes only reporter.json, stop-request.json and its log. So the run does not
+  notice when the reporter or the server fails.
+- It can be killed at any moment and started again. An event is sent until the server confirms it, and the server drops
+  duplicates. Events that the server confirmed and lost are sent again.
+- Events that are given up are counted by source, and the server gets the counts.
+- Only the standard library is imported, because the reporter must start at once.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class ReporterError(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported, and where: the run directory, its config.json, and the settings in it."""
+    """A run to report: its directory, its config.json, and the settings in it."""
 
     run: Path
     config: dict[str, Any]
@@ -95,7 +97,7 @@ class Report:
         return f"/api/v1/ingest/attempts/{self.settings.attempt_uid}"
 
     def announcement(self) -> bytes:
-        """Who reports: what a server that did not start the run must know to show it."""
+        """Return what a server that did not start the run must know to show it."""
         name = str(self.config["settings"]["run"]["name"])
         # An earlier version may have written the secrets of a run that goes on.
         config = redact_config(self.config)
@@ -222,7 +224,7 @@ class Reporter:
         )
 
     def _settled(self) -> bool:
-        """Nothing more will be written to the log."""
+        """Return whether nothing more will be written to the log."""
         return self._last_kind == LAST_EVENT or time.monotonic() - self._grown_at >= SETTLE_SECONDS
 
     # --- the server
@@ -259,7 +261,7 @@ class Reporter:
         return False
 
     def _go_back(self, lost: Mapping[str, int]) -> None:
-        """To the first event that the server has lost, after its store was restored or damaged."""
+        """Send again from the first event that the server has lost, after its store was restored or damaged."""
         try:
             with self._log.open("rb") as file:
                 position = find_event(file, lost)
@@ -299,7 +301,7 @@ class Reporter:
         return answer
 
     def _renew_token(self) -> None:
-        """The token's file may hold a new one by now."""
+        """Read the token's file again, because it may hold a new one."""
         if self._report.settings.token_file:
             try:
                 self._token = read_token(self._report.settings.token_file, "")

@@ -1,14 +1,15 @@
-"""A run's directory: what is in it, how it is made, and how what more than one process reads is written.
+"""A run's directory: its files, how it is made, and how files that several processes read are written.
 
-    config.json    arguments, settings, command, versions, git commits, machine
-    events.jsonl   everything that happened (telemetry/events.py)
-    summary.json   what came out, written at the end
-    lengths.jsonl  how long every response was (telemetry/samples.py)
-    samples/       responses of a few prompts a step (telemetry/samples.py)
-    logs/          output of the run's processes
-    history/       journals and spilled draft indexes of the history workers, on the nodes where they run
-    checkpoints    link to --ckpt.path
-    stop-request.json  somebody wants the run to end: the trainer looks for it between two steps
+- `config.json`: arguments, settings, command, versions, git commits and machine
+- `events.jsonl`: every event of the run (telemetry/events.py)
+- `summary.json`: the figures of the final table, written at the end
+- `lengths.jsonl`: the length of every response (telemetry/samples.py)
+- `samples/`: responses of a few prompts of each step (telemetry/samples.py)
+- `logs/`: output of the run's processes
+- `history/`: journals and spilled draft indexes of the history workers, on the nodes where they run
+- `checkpoints`: link to `--ckpt.path`
+- `reporter.json`: how far the reporter has sent the events; with `--control.url` only
+- `stop-request.json`: present if the run is to stop; the trainer looks for it between two steps
 
 Invariants: an existing run is never written into; a directory that is not new or empty is refused. Only the standard
 library is imported, so that the reporter starts at once.
@@ -35,7 +36,7 @@ SAMPLES_FOLDER = "samples"
 LENGTHS_FILE = "lengths.jsonl"
 # How far the reporter has sent the events.
 REPORTER_FILE = "reporter.json"
-# Somebody asked the control plane to stop the run; the trainer looks for it between two steps.
+# There if a user asked the control plane to stop the run; the trainer looks for it between two steps.
 STOP_REQUEST = "stop-request.json"
 # Where the token of --control.url comes from, if not from a file.
 TOKEN_VARIABLE = "RHYME_CONTROL_TOKEN"

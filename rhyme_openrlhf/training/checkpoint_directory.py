@@ -1,9 +1,9 @@
 """The files below --ckpt.path, and which checkpoint a run can resume from. Pure: files and directories only.
 
-    _actor/<tag>/      OpenRLHF's (DeepSpeed's) checkpoint of the policy; _actor/latest names the one that is loaded
-    _critic/<tag>/     the same of the critic, if there is one
-    _rhyme/<tag>/      what OpenRLHF does not save (training/checkpoint.py), and `complete.json`
-    _rhyme/aside/      the best checkpoint of before, while a new best one is written
+- `_actor/<tag>/`: OpenRLHF's (DeepSpeed's) checkpoint of the policy; _actor/latest names the one that is loaded
+- `_critic/<tag>/`: the same of the critic, if there is one
+- `_rhyme/<tag>/`: what OpenRLHF does not save (training/checkpoint.py), and `complete.json`
+- `_rhyme/aside/`: the best checkpoint of before, while a new best one is written
 
 Tags are OpenRLHF's: global_step<n> and best_global_step<n>.
 

@@ -1,7 +1,8 @@
-"""What every check works on: the user's arguments and prompts, the engines, and results that two checks share.
+"""The objects that every check works on: the user's arguments and prompts, the engines, and results that two checks
+share.
 
-Invariant: a check is a module with `run(bench) -> Outcome`; it prints nothing but by `bench.say`, writes nothing but
-below `bench.inputs.folder`, and starts nothing but by `bench.engines` or as a process that it ends itself.
+Invariant: a check is a module with `run(bench) -> Outcome`. It prints only by `bench.say` and writes only below
+`bench.inputs.folder`. It starts only `bench.engines`, or a process that it ends itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the user gave. `argv`: options of `rhyme train`; `parameters`: of the model; `folder`: for files."""
+    """The user's input. `argv`: options of `rhyme train`; `parameters`: of the model; `folder`: for files."""
 
     argv: tuple[str, ...]
     args: SimpleNamespace
@@ -56,7 +57,9 @@ class Bench:
         self._greedy: tuple[EnginePair, list[Answer]] | None = None
 
     def lossless_pair(self) -> EnginePair:
-        """The engines for checks of equality: in fp32 where two such models fit, else in the run's number format."""
+        """Return the engines for checks of equality: in fp32 where two such models fit, else in the run's number
+        format.
+        """
         run_dtype = self.engines.run_dtype
         if self.engines.fits(self.inputs.parameters * FLOAT32_BYTES):
             try:
@@ -68,7 +71,7 @@ class Bench:
         return self._pair(run_dtype)
 
     def run_pair(self) -> EnginePair:
-        """The engines as a run has them."""
+        """Return the engines as a run has them."""
         return self._pair(self.engines.run_dtype)
 
     def _pair(self, dtype: str) -> EnginePair:
@@ -80,7 +83,7 @@ class Bench:
         return min(most, self.inputs.args.data.max_len - len(prompt.tokens))
 
     def greedy_requests(self, histories: Sequence[str] = ()) -> list[Request]:
-        """The likeliest response to each prompt; with the history of each, where given."""
+        """Return requests for the likeliest response to each prompt, with each prompt's history where given."""
         names = histories or [""] * len(self.inputs.prompts)
         return [
             Request(prompt.tokens, self.room(prompt, GREEDY_TOKENS), history=name)
@@ -88,7 +91,7 @@ class Bench:
         ]
 
     def greedy_answers(self, pair: EnginePair) -> list[Answer]:
-        """The plain engine's likeliest responses; asked for once."""
+        """Return the plain engine's likeliest responses, generated once."""
         if self._greedy is None or self._greedy[0] is not pair:
             self.say(f"greedy responses to {len(self.inputs.prompts)} prompts without speculation")
             self._greedy = pair, pair.plain.answer(self.greedy_requests())
@@ -100,7 +103,7 @@ class Bench:
         return self.inputs.settings.histospec.prefix_max
 
     def close(self) -> None:
-        """End whatever the checks started."""
+        """End all processes that the checks started."""
         self.engines.close()
 
 

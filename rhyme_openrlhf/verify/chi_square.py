@@ -1,7 +1,7 @@
 """Chi-square test: do counts follow given probabilities? Pure: numbers in, numbers out.
 
-Invariant: no observation is dropped. Values too rare for the approximation are one class, and where even that is too
-rare, it is tested by itself: a value that must never occur, and does, is found.
+Invariant: no observation is dropped. Values too rare for the approximation are one class. Where that class is still too
+rare, it is tested by itself, so an impossible value that occurs is found.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def chi_square(observed: Sequence[int], probabilities: Sequence[float]) -> ChiSq
 
 
 def _at_least(count: int, expected: float) -> float:
-    """The chance that a Poisson variable with mean `expected` is at least `count` (1 or more)."""
+    """Return the chance that a Poisson variable with mean `expected` is at least `count` (1 or more)."""
     return 1.0 - tail(2 * expected, 2 * count)
 
 
 def tail(statistic: float, degrees: int) -> float:
-    """The chance that a chi-square variable with `degrees` degrees of freedom exceeds `statistic`.
+    """Return the chance that a chi-square variable with `degrees` degrees of freedom exceeds `statistic`.
 
-    The regularised upper incomplete gamma function Q(degrees / 2, statistic / 2), by its series where that converges
-    fast and by Lentz's continued fraction elsewhere (Numerical Recipes, section 6.2).
+    This is the regularised upper incomplete gamma function Q(degrees / 2, statistic / 2). Its series is used where it
+    converges fast, and Lentz's continued fraction elsewhere (Numerical Recipes, section 6.2).
     """
     a, x = degrees / 2, statistic / 2
     if x <= 0:

@@ -1,9 +1,12 @@
 """Two engines to compare: one that speculates and one that does not, otherwise as a run with these flags has them.
 
-Invariants: every argument of an engine is chosen by OpenRLHF's own `create_vllm_engines`, as in a run; only number
-format, GPU memory fraction and speculation are the check's. At most one pair is alive; every wait has a limit, and
-what Ray raises becomes a VerifyError. Where the cluster has GPUs for both, each engine has its own; else they share
-the GPUs of one, each with half of the fraction that one would get (not run on a GPU by us yet).
+Invariants:
+
+- OpenRLHF's own `create_vllm_engines` chooses every argument of an engine, as in a run. Only number format, GPU memory
+  fraction and speculation are the check's.
+- At most one pair is alive. Every wait has a limit, and Ray's errors become a VerifyError.
+- Where the cluster has GPUs for both, each engine has its own. Else they share the GPUs of one, each with half of the
+  fraction that one would get (not run on a GPU by us yet).
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ START_SECONDS = 1200
 ANSWER_SECONDS = 600
 # Scheduler calls are answered between two steps.
 CALL_SECONDS = 120
-# Two engines on one GPU leave this much to CUDA contexts and whatever else runs there.
+# Two engines on one GPU leave this much to CUDA contexts and other programs there.
 SHARED_FRACTION = 0.9
 # vLLM reserves a KV cache beside the weights; with less than this share of room beside them it does not start.
 WEIGHTS_SHARE = 0.8
@@ -51,7 +54,7 @@ RolloutActor = ray.remote(RhymeRolloutActor)
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine said of itself (`AnswerCalls.facts`); GPU memory in bytes after its start, 0 without a GPU."""
+    """An engine's own facts (`AnswerCalls.facts`); GPU memory in bytes after its start, 0 without a GPU."""
 
     dtype: str
     async_scheduling: bool
@@ -63,7 +66,7 @@ class EngineFacts:
 
     @property
     def words(self) -> str:
-        """What vLLM chose, for a person."""
+        """Describe vLLM's choices for a person."""
         scheduling = "asynchronous" if self.async_scheduling else "synchronous"
         return f"model runner {self.model_runner}, {scheduling} scheduling"
 
@@ -76,12 +79,12 @@ class Engine:
         self.facts = EngineFacts(**wait(actor.facts.remote(), CALL_SECONDS, "an engine to describe itself"))
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
-        """The answer to each request; all run at once."""
+        """Return the answer to each request; all run at once."""
         what = f"{len(requests)} answers of an engine"
         return wait(self._actor.answer.remote(list(requests)), ANSWER_SECONDS, what)
 
     def next_token_probabilities(self, prompt: Sequence[int]) -> np.ndarray:
-        """The model's distribution after `prompt`, float64[vocabulary]."""
+        """Return the model's distribution after `prompt`, float64[vocabulary]."""
         asked = self._actor.next_token_log_probs.remote(list(prompt))
         return np.exp(wait(asked, CALL_SECONDS, "a distribution over the vocabulary"))
 
@@ -96,7 +99,7 @@ class Engine:
         wait(self._actor.forget.remote(history), CALL_SECONDS, "a draft index to be dropped")
 
     def counters(self) -> EngineCounters:
-        """Everything the engine did since it started."""
+        """Return the sums of all that the engine did since it started."""
         return EngineCounters.from_dict(wait(self._actor.counters.remote(), CALL_SECONDS, "an engine's counters"))
 
 
@@ -159,7 +162,7 @@ class EnginePool:
         return self._args.vllm.tensor_parallel_size
 
     def start_ray(self, engines: int = 2) -> None:
-        """Connect to Ray, or start it, with room for so many engines."""
+        """Connect to Ray, or start it, with room for `engines` engines."""
         if ray.is_initialized():
             return
         if self._on_gpus:
@@ -171,7 +174,7 @@ class EnginePool:
         start_local_ray(slots, slots + SPARE_CPUS, {"TOKENIZERS_PARALLELISM": "true"}, log_to_driver=False)
 
     def object_store_bytes(self) -> int:
-        """The size of Ray's object store, of all nodes together."""
+        """Return the size of Ray's object store, of all nodes together."""
         self.start_ray()
         return int(ray.cluster_resources().get("object_store_memory", 0))
 
@@ -181,7 +184,7 @@ class EnginePool:
         return sum(node["Alive"] for node in ray.nodes())
 
     def pair(self, dtype: str) -> EnginePair:
-        """The two engines in a number format ("float32", "bfloat16"). Raises VerifyError when they do not start."""
+        """Return the two engines in a number format ("float32", "bfloat16"). Raises VerifyError."""
         if self._pair is None or self._dtype != dtype:
             self.stop_engines()
             self.start_ray()
@@ -198,11 +201,11 @@ class EnginePool:
         return self._pair
 
     def single(self) -> Any:
-        """One speculating engine in the run's number format: its actor. Raises VerifyError when it does not start."""
+        """Start one speculating engine in the run's number format and return its actor. Raises VerifyError."""
         return self.several(1)[0]
 
     def several(self, engines: int, speculate: bool = True) -> list[Any]:
-        """As `single`, so many of them, each with devices of its own; in place of those that ran before."""
+        """Start several engines like `single`, each with devices of its own, in place of those that ran before."""
         self.stop_engines()
         self.start_ray(max(engines, 2))
         actors = [self._start(self.run_dtype, speculate, self._place(), False) for _ in range(engines)]
@@ -214,7 +217,7 @@ class EnginePool:
         return ray.cluster_resources().get("GPU", 0) < 2 * self.tensor_parallel_size
 
     def _place(self) -> Any:
-        """A placement group of the GPUs of one engine (upstream's own would be out of reach, and never given back)."""
+        """Reserve the GPUs of one engine; upstream's own placement group would be out of reach and never given back."""
         group = placement_group([{"GPU": 1, "CPU": 1}] * self.tensor_parallel_size, strategy="PACK")
         self._groups.append(group)
         wait(group.ready(), CALL_SECONDS, f"{self.tensor_parallel_size} free GPUs")
@@ -262,7 +265,7 @@ class EnginePool:
         return Engine(actor)
 
     def fits(self, weight_bytes: int) -> bool:
-        """Whether two engines with so many bytes of weights each fit; on the host everything is said to fit.
+        """Return whether two engines fit, each with `weights` bytes of weights; on the host the answer is always yes.
 
         Not run on a GPU by us yet.
         """
@@ -295,7 +298,7 @@ class EnginePool:
 
 
 def wait(ref: Any, timeout_s: float, what: str) -> Any:
-    """The result of a Ray call. Raises VerifyError when it takes too long or fails."""
+    """Return the result of a Ray call. Raises VerifyError when it takes too long or fails."""
     try:
         return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:

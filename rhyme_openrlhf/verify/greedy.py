@@ -1,7 +1,7 @@
-"""Check: greedy output is the same, token for token, with and without speculation, whatever the history.
+"""Check: greedy output is the same, token for token, with and without speculation, for any history.
 
-In fp32 equality is required. In the run's own 16-bit format two tokens can be so close that batching alone decides,
-so there a difference is reported, not failed. Invariant: a history of which no draft was verified proves nothing and
+In fp32 equality is required. In the run's own 16-bit format two tokens can be so close that batching alone decides. So
+there a difference is reported, not failed. Invariant: a history of which no draft was verified proves nothing and
 fails the check.
 """
 
@@ -66,7 +66,7 @@ def _common_start(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def judge(comparisons: Sequence[Comparison], dtype: str) -> tuple[Result, str]:
-    """The result, and why if it is not "ok"."""
+    """Return the result, and why if it is not "ok"."""
     for comparison in comparisons:
         if not comparison.drafted:
             return "failed", f"no draft was verified with the {comparison.kind} history, so nothing was tested"

@@ -1,7 +1,7 @@
 """Histories that a draft can be made from, good and bad ones, to show that none of them changes what is sampled. Pure.
 
-Invariants: the last `context` tokens before every piece are part of it, so that its first token is drafted; wrong
-tokens are always others than the right ones, and token ids that the text itself holds (so the model has them).
+Invariants: every piece begins with the last `context` tokens before it, so that its first token is drafted. A wrong
+token always differs from the right one, and the text itself holds it (so the model has it).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rhyme_openrlhf.history.index import Piece
 
 KINDS = ("right", "stale", "adversarial", "late")
-# Every how-manieth token of a stale answer is another one: an older policy's answer, as far as drafts are concerned.
+# A stale response differs in every STALE_EVERY-th token, like an older policy's response.
 STALE_EVERY = 9
 # As long as the longest draft by default (--histospec.window_max).
 WRONG_DRAFT = 32
@@ -20,10 +20,12 @@ RIGHT_START = 1
 
 
 def history(kind: str, prompt: Sequence[int], response: Sequence[int], context: int) -> list[Piece]:
-    """Pieces of one of KINDS for the right response to a prompt.
+    """Return pieces of one of KINDS for the right response to a prompt.
 
-    right: the response itself. stale: with some tokens changed. adversarial: after every stretch of it, a draft that
-    is wrong from its first token on. late: the same, but wrong only after a right start.
+    - right: the response itself.
+    - stale: the response with some tokens changed.
+    - adversarial: after every stretch of the response, a draft that is wrong from its first token on.
+    - late: the same, but wrong only after a right start.
     """
     if kind == "right":
         return [Piece(list(prompt[-context:]), list(response), 1.0)]
@@ -41,12 +43,12 @@ def history(kind: str, prompt: Sequence[int], response: Sequence[int], context: 
 
 
 def draft_of(tokens: Sequence[int], prompt: Sequence[int], context: int) -> list[Piece]:
-    """A history whose draft, right after the prompt, is `tokens`."""
+    """Return a history whose draft, right after the prompt, is `tokens`."""
     return [Piece(list(prompt[-context:]), list(tokens), 1.0)]
 
 
 def _others(text: Sequence[int]) -> dict[int, int]:
-    """For each token of the text another one of it (the next greater; of a text of one token, the token above)."""
+    """Return for each token another one of the text (the next greater; of a text of one token, the token above)."""
     tokens = sorted(set(text))
     if len(tokens) == 1:
         return {tokens[0]: tokens[0] + 1}

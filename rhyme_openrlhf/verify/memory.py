@@ -1,8 +1,8 @@
 """Check: is there room for what a run with these flags keeps? Fails where weight versions do not fit in /dev/shm.
 
-Two versions lie there at a time (weights/node.py), one more goes through Ray's object store where a node has
-engines and no ranks of the policy, and mapped draft indexes stay until their prompt is done. Only this machine is
-looked at, not other nodes of a cluster.
+Two versions lie there at a time (weights/node.py). One more goes through Ray's object store where a node has engines
+and no ranks of the policy. Mapped draft indexes stay until their prompt is done. Only this machine is checked, not
+other nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIB = 1024**2
 
 @dataclass(frozen=True)
 class Room:
-    """What there is and what a run needs, in bytes; GPU figures are 0 where there is none."""
+    """Available and required memory in bytes; GPU figures are 0 where there is none."""
 
     host_free: int
     shm_free: int
@@ -43,7 +43,7 @@ class Room:
 
 
 def judge(room: Room, transport: str) -> tuple[Result, str]:
-    """The result, and why if it is not "ok"."""
+    """Return the result, and why if it is not "ok"."""
     problems = []
     if transport == "buffer":
         if room.shm_free < room.shm_needed:

@@ -1,4 +1,4 @@
-"""What a check found. Pure: shared by the checks, the report and the record.
+"""A check's result. Pure: shared by the checks, the report and the record.
 
 Invariant: an outcome is "ok" only when something was measured and judged; "informative" outcomes were measured, but
 nothing promises a value; a check that could not run is "skipped" and says why.

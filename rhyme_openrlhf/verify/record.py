@@ -1,7 +1,7 @@
-"""What `rhyme verify` has proved on this machine, for `rhyme doctor`: one small file in the user's cache. Pure.
+"""Proofs of `rhyme verify` on this machine, for `rhyme doctor`: one small file in the user's cache. Pure.
 
-Invariants: a proof holds for one version of each package and one kind of device; what has failed since is taken back;
-a file that cannot be read counts as empty. Imports nothing heavy: the doctor reads it.
+Invariants: a proof holds for one version of each package and one kind of device. A later failure removes it. An
+unreadable file counts as empty. Imports nothing heavy, because the doctor reads it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEATURES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """What was proved with these versions on a device: proof -> date (ISO)."""
+    """Proofs with these versions on a device: proof -> date (ISO)."""
 
     device: str
     versions: Mapping[str, str]
@@ -36,17 +36,17 @@ class Entry:
 
 
 def path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the file lies."""
+    """Return the file's path."""
     return user_cache(environment) / "verified.json"
 
 
 def relevant(versions: Mapping[str, str]) -> dict[str, str]:
-    """The versions that decide."""
+    """Return the versions that decide."""
     return {name: versions[name] for name in PACKAGES if name in versions}
 
 
 def read(file: Path) -> list[Entry]:
-    """All entries; none where the file is missing or not what `write` wrote."""
+    """Return all entries; none where the file is missing or not what `write` wrote."""
     try:
         rows = json.loads(file.read_text())["verified"]
         return [_entry(row) for row in rows]
@@ -82,7 +82,7 @@ def proofs_of(entries: Sequence[Entry], device: str, versions: Mapping[str, str]
 
 
 def verified_on(feature: str, proofs: Mapping[str, str]) -> str:
-    """The date since which all proofs of a feature of FEATURES hold; "" when one is missing."""
+    """Return the date since which all proofs of a feature of FEATURES hold; "" when one is missing."""
     needed = FEATURES[feature]
     return max(proofs[name] for name in needed) if all(name in proofs for name in needed) else ""
 

@@ -1,7 +1,7 @@
 """Runs the checks one after the other, and shows what they found: progress, table, JSON.
 
-Invariants: a check that fails or breaks never stops the next one; every check asked for has its row; the JSON is
-strict (a figure that is not finite is a string).
+Invariants: a check that fails or breaks never stops the next one. Every requested check has its row. The JSON is strict
+(a figure that is not finite is a string).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Progress:
         self._check = ""
 
     def enter(self, check: str) -> None:
-        """The lines that follow are of this check."""
+        """Begin a check: the following lines are about it."""
         self._check = check
 
     def say(self, text: str) -> None:
@@ -53,7 +53,7 @@ def run_checks(
 
 
 def skipped(name: str, reason: str) -> Outcome:
-    """The outcome of a check that was not run."""
+    """Return the outcome of a check that was not run."""
     return Outcome(name, "skipped", reason)
 
 
@@ -70,7 +70,7 @@ def attempt(name: str, check: Callable[[], Outcome]) -> Outcome:
 
 
 def failed(rows: Sequence[Row]) -> bool:
-    """Whether anything failed."""
+    """Return whether any check failed."""
     return any(row.outcome.result == "failed" for row in rows)
 
 
@@ -86,7 +86,7 @@ def plain(value: Any) -> Any:
 
 
 def as_json(rows: Sequence[Row], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything measured; `about` is what was measured: command, versions, devices."""
+    """Return everything measured; `about` describes the measurement: command, versions, devices."""
     checks = [
         {
             "check": row.check,
@@ -102,7 +102,7 @@ def as_json(rows: Sequence[Row], about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """The table: in colour on a terminal, as plain text elsewhere."""
+    """Print the table: in colour on a terminal, as plain text elsewhere."""
     if not sys.stdout.isatty():
         print(as_text(rows))
         return
@@ -119,7 +119,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """The same without colour: what was found below each check's line."""
+    """Return the table without colour, with the findings below each check's line."""
     width = max((len(row.check) for row in rows), default=0)
     lines = []
     for row in rows:

@@ -58,7 +58,7 @@ class Trial:
 
 
 def choose_context(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> Context:
-    """Where a test tells most: many samples start with the same token, and the next one is open.
+    """Choose the most telling place: many samples start with the same token, and the next one is open.
 
     Raises CheckSkipped when no answer has two tokens.
     """
@@ -79,7 +79,7 @@ def _tells(context: Context) -> float:
 
 
 def judge(trials: Sequence[Trial]) -> tuple[Result, str]:
-    """The result, and why if it is not "ok". Of several trials with one draft the last counts."""
+    """Return the result, and why if it is not "ok". Of several trials with one draft, the last counts."""
     for trial in {trial.draft: trial for trial in trials}.values():
         if trial.drafted < LEAST_DRAFTED * trial.counted or not trial.counted:
             why = f"only {trial.drafted} of {trial.counted} samples had their {trial.draft} draft verified"

@@ -1,8 +1,8 @@
 """Check: tokens a second with and without drafts, in alternating rounds on the user's prompts. Never fails.
 
-The history is what the same model answered a round earlier to other random numbers: an epoch later with an unchanged
-policy, so the ratio is an upper bound for training. Invariants: only one engine works at a time; the engine without
-speculation is the run's with --no-histospec.enable (asynchronous scheduling included where vLLM has it).
+The history is the same model's responses of one round earlier, to other random numbers. That is like an epoch later
+with an unchanged policy, so the ratio is an upper bound for training. Invariants: only one engine works at a time; the
+engine without speculation is the run's with --no-histospec.enable, asynchronous scheduling included where vLLM has it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Comparison:
 
 
 def compare(plain: Sequence[Round], speculating: Sequence[Round]) -> Comparison:
-    """The figures of alternating rounds (as many of each engine)."""
+    """Return the figures of alternating rounds (as many of each engine)."""
     ratios = [s.tokens_per_second / p.tokens_per_second for p, s in zip(plain, speculating, strict=True)]
     with_drafts = sum((r.counters for r in speculating), EngineCounters())
     return Comparison(
@@ -87,7 +87,7 @@ def _step_ms(rounds: Sequence[Round]) -> float | None:
 
 
 def run(bench: Bench) -> Outcome:
-    """A first round gives the history; then ROUNDS rounds, each engine in turn."""
+    """Measure: a first round gives the history; then ROUNDS rounds, each engine in turn."""
     need_text_prompts(bench)
     pair = bench.run_pair()
     samples = min(bench.inputs.args.rollout.n_samples_per_prompt, MOST_SAMPLES)

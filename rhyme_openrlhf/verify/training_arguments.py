@@ -1,9 +1,9 @@
-"""The options of the small training run that shows whether weights arrive. Pure: arguments in, arguments out.
+"""Options of the small training run that shows whether weights arrive. Pure: arguments in, arguments out.
 
-It is the user's run (model, placement, ZeRO stage, transport, engines) with what makes it short and its weights move:
-few prompts, short responses, a high constant learning rate, a reward of our own that differs from sample to sample.
-The trained model is thrown away. Invariant: nothing is written but below the given folder, and nothing is logged to
-the user's tracking services.
+The run is the user's (model, placement, ZeRO stage, transport, engines), made short, with weights that move. It has
+few prompts, short responses, a high constant learning rate, and a reward of our own that differs from sample to sample.
+The trained model is thrown away. Invariant: the run writes only below the given folder, and logs nothing to the user's
+tracking services.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ STEPS = 3
 PROMPTS_PER_STEP = 4
 SAMPLES_PER_PROMPT = 4
 RESPONSE_TOKENS = 32
-# Adam moves every weight by about this much in each of its first steps, whatever the gradient: log-probabilities then
-# move by tenths and more, hundreds of times what two right implementations differ by.
+# Adam moves every weight by about this much in each of its first steps, for any gradient. Log-probabilities then move
+# by tenths and more, hundreds of times the difference between two right implementations.
 LEARNING_RATE = "1e-3"
 # Checked after every sync of the run.
 ALL_SYNCS = "1000000"
@@ -99,7 +99,7 @@ def policy_ranks(args: SimpleNamespace) -> int:
 
 
 def samples_per_prompt(batch: int, args: SimpleNamespace) -> int:
-    """At least SAMPLES_PER_PROMPT, and so many that every rank gets as many samples."""
+    """Return the samples per prompt: at least SAMPLES_PER_PROMPT, and the same number for every rank."""
     samples = SAMPLES_PER_PROMPT
     while batch * samples % policy_ranks(args):
         samples += 1

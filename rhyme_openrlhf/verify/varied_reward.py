@@ -1,4 +1,4 @@
-"""A reward that differs from sample to sample, whatever they say; a file for OpenRLHF's `--reward.remote_url`.
+"""A reward that differs from sample to sample, for any content; a file for OpenRLHF's `--reward.remote_url`.
 
 `rhyme verify` trains with it because equal rewards give no gradient, and a policy that does not move cannot show that
 its weights arrive. It is loaded by path, so it imports torch alone.

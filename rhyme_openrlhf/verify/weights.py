@@ -1,8 +1,11 @@
 """Check: trained weights reach every engine, at every sync.
 
 Runs a real training run of the user's (verify/training_arguments.py) in a process of its own and reads its record.
-Invariants: an engine that did not load is found, because it must move as the policy moves, not only agree with it;
-a run in which the policy moved too little to tell is no success; whatever is started is ended.
+Invariants:
+
+- An engine that did not load is found, because it must move as the policy moves, not only agree with it.
+- A run in which the policy moved too little to judge is no success.
+- Every process that the check starts is ended.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ SHOWN_PROBLEMS = 2
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of all checks of a run: the largest difference, the smallest movements, and what is wrong with them."""
+    """Judgement of all syncs of a run: the largest difference, the smallest movements, and what is wrong with them."""
 
     checks: int
     largest_difference: float
@@ -55,7 +58,7 @@ class Judgement:
 
 
 def proof(transport: str) -> str:
-    """What this check proves of a run with that --weights.transport."""
+    """Name what this check proves for a run with that --weights.transport."""
     return f"weights-{transport}"
 
 
@@ -147,7 +150,7 @@ def _arguments(bench: Bench, folder: Path) -> list[str]:
 
 
 def _train(argv: Sequence[str], folder: Path) -> tuple[list[Event], str]:
-    """The events of a training run, and the last lines it printed. Raises VerifyError when it does not end."""
+    """Return the events of a training run, and the last lines it printed. Raises VerifyError when it does not end."""
     output = folder / "output.log"
     with output.open("w") as log:
         # In a session of its own, so that all its processes can be ended together, and the terminal's Ctrl-C is ours.

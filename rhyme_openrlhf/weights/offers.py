@@ -2,9 +2,11 @@
 
 RhymeRL 4.2: weights wait in the nodes' weight buffers until a rollout worker is done with its part of a step.
 
-Invariants: publishing never waits for an engine; every load is recorded, when it is known; a version that engines may
-still be asked to load is still in the node's memory (an engine that owes samples of step n + 2 keeps version n + 2 from
-being made, and a node keeps two versions).
+Invariants:
+- Publishing never waits for an engine.
+- Every load is recorded, when it is known.
+- A version that engines may still be asked to load is still in the node's memory. An engine that owes samples of step n
+  + 2 keeps version n + 2 from being made, and a node keeps two versions.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from rhyme_openrlhf.weights.sync import SOURCE, WeightSync
 
 
 class OfferedWeightCheck(WeightCheck):
-    """The checks of the first syncs where engines load when they are ready: the policy is asked at once, an engine when
-    it loads; the two are compared when both are known."""
+    """The checks of the first syncs where engines load when they are ready.
+
+    The policy is queried at once, an engine when it loads; the two are compared when both are known.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -34,7 +38,7 @@ class OfferedWeightCheck(WeightCheck):
             self._policy_scores = self._ask_policy()
 
     def asks(self, version: int) -> bool:
-        """Whether engines that load `version` are to be asked; the policy is, now."""
+        """Return whether engines that load `version` are to be asked; the policy is, now."""
         if not self.is_due:
             return False
         self._left -= 1
@@ -45,10 +49,10 @@ class OfferedWeightCheck(WeightCheck):
         return True
 
     def after_sync(self, version: int) -> None:
-        """Nothing: engines are asked when they load."""
+        """Do nothing: engines are asked when they load."""
 
     def loaded(self, version: int, engine: int, loaded: Any) -> None:
-        """An engine has loaded a version: compare, if it was asked."""
+        """Note that an engine has loaded a version, and compare if it was asked."""
         if version not in self._checked:
             return
         policy, before = self._policy_at[version], self._policy_at.get(loaded.replaced)

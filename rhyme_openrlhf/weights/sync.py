@@ -1,6 +1,6 @@
 """The trainer's side of the weight buffer: publish a version, bring it to each node once, have every engine load it.
 
-The three overlap. The policy's ranks write into their node's segment, other nodes fetch a bucket as soon as it is
+The three overlap. The policy's ranks write into their node's segment. Other nodes fetch a bucket as soon as it is
 there, and every engine loads a parameter as soon as it is on its node. A node that has a rank of an engine has a copy.
 
 Invariants: the version that an engine reports is the one it was given. All engines that are there load a version, or

@@ -92,6 +92,8 @@ def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path, store:
         for role, secret in tokens.items():
             headers = {"Authorization": f"Bearer {secret}"}
             clients[role] = TestClient(app, base_url=BASE, headers=headers, raise_server_exceptions=False)
+            # The service's own event loop, as in a real service. Otherwise each request makes a thread with a new loop.
+            clients[role].portal = nobody.portal
         return Api(app=app, service=service, nobody=nobody, tokens=tokens, root=root, **clients)
 
     yield make

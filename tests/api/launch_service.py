@@ -1,4 +1,4 @@
-"""For tests of launching: a service on a real store, and a cluster whose jobs do what a test says."""
+"""Helpers of launch tests: a service on a real store, and a cluster whose jobs a test controls."""
 
 from __future__ import annotations
 
@@ -166,6 +166,8 @@ def launch_service(tmp_path: Path, database: str = "", **changes: Any) -> Iterat
 
         def speaking(role: str) -> TestClient:
             one = TestClient(app, base_url=BASE, headers={"Authorization": f"Bearer {secrets[role]}"})
+            # The service's own event loop: otherwise each request makes a thread with a new loop.
+            one.portal = client.portal
             return one
 
         assert client.get("/healthz").status_code == 200

@@ -1,4 +1,4 @@
-"""Where the service listens, and what it refuses to do."""
+"""Addresses of the service, and settings that it refuses."""
 
 from __future__ import annotations
 

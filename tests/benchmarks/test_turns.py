@@ -12,7 +12,7 @@ PARTS = (100, 300)
 
 
 def arm(slower: float, repeats: int = 40, stalls: float = 0.0, seed: int = 0) -> list[list[Turn]]:
-    """1000 tokens a second / `slower`, give or take a tenth; so many of the turns take ten times as long."""
+    """1000 tokens a second / `slower`, give or take a tenth; a share `stalls` of the turns takes ten times as long."""
     chance = random.Random(seed)
     return [
         [

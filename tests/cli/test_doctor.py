@@ -18,7 +18,7 @@ from rhyme_openrlhf.platform.nvidia import Driver, Gpu, Toolkit
 from rhyme_openrlhf.run.model_shape import is_hybrid, model_shape
 from rhyme_openrlhf.verify.record import Entry, relevant
 from tests import nvml
-from tests.run.test_model_shape import QWEN3_8B
+from tests.run.model_configurations import QWEN3_8B
 
 # As upstream's metadata writes them, shortened.
 REQUIRES = {

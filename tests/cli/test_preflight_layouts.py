@@ -26,7 +26,7 @@ def asked(folder: Path, *flags: str, on_gpus: bool = False) -> str:
 
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with memory for four engines, whatever else runs on this one."""
+    """A machine with memory for four engines; the real machine's load plays no part."""
     monkeypatch.setattr(layouts, "free_bytes", lambda: 64 << 30)
 
 

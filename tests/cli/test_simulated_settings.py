@@ -1,4 +1,4 @@
-"""What `rhyme simulate` recommends, `rhyme train` takes: held against its own parser and its own checks."""
+"""`rhyme train` accepts what `rhyme simulate` recommends: checked with its own parser and preflight checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model learns is what it was shown."""
+"""The acceptance model learns the rates that it observed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from tests.examples import examples
 
-# Probabilities are compared by their exponent and so many bits (csrc/budget.h).
+# Probabilities are compared by their exponent and this number of bits (csrc/budget.h).
 BITS = 8
 
 
@@ -32,7 +32,7 @@ def chains(samples: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def yielded(samples: list[list[float]], lengths: tuple[int, ...]) -> float:
-    """Expected tokens of a step in which each sample verifies so many."""
+    """Return a decode step's expected tokens if samples verify drafts of these lengths."""
     total = float(len(samples))
     for chain, length in zip(samples, lengths, strict=True):
         total += float(np.cumprod(np.asarray(chain[:length], dtype=np.float64)).sum())
@@ -118,7 +118,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 
 
 def step(tries: Tries, proposed: int = 4, verified: int = 0, running: int = 1, most: int = 9) -> int:
-    """Tokens that are tried in a step of which so much is proposed, and verified because it is worth it."""
+    """Return the tokens tried in a decode step with `proposed` draft tokens, `verified` of them for their gain."""
     tried = tries.tokens(running, most) if proposed else 0
     tries.decided(proposed, verified or tried)
     return 0 if verified else tried

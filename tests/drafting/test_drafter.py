@@ -10,7 +10,7 @@ from rhyme_openrlhf.drafting.drafter import NO_SOURCE, SOURCE_NAMES
 from rhyme_openrlhf.drafting.source import Verified
 from rhyme_openrlhf.history.index import IndexBufferError, Piece, build_index
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
-from tests.drafting.test_planner import planner
+from tests.drafting.planners import planner
 from tests.drafting.whole_texts import WholeTexts
 
 RESPONSE = list(range(10, 60))
@@ -84,7 +84,7 @@ def test_without_index_or_key_or_match_there_is_no_draft(drafter: WholeTexts) ->
     assert draft(drafter, "known", []) == []
     assert draft(drafter, "known", [3, 2, 1]) == []
     assert drafter.draft_for([], []) == []
-    # Dummies that somebody else gave them to measure step times.
+    # Dummy drafts that a measurement of step times gave them.
     both = drafter.verified(Verified(["keyless", "known"], [2, 2], [1, 0]))
     assert both.sources == [NO_SOURCE, NO_SOURCE] and sum(both.accepted) == 1
 

@@ -18,9 +18,9 @@ STEP_S = 0.010
 def run(
     meter: GainMeter, steps: int, gain: float, noise: float = 0.05, seed: int = 0, overhead: float = 1.0
 ) -> list[str]:
-    """Steps of 8 samples; with drafts `gain` times the tokens per second, and both noisy. Returns what it said.
+    """Run steps of 8 samples whose noisy throughput is `gain` times as high with drafts; return the messages.
 
-    `overhead`: an engine without speculation has so many times the tokens per second of one that leaves drafts out.
+    `overhead`: throughput without speculation / throughput of an engine that leaves drafts out.
     """
     chance = random.Random(seed)
     said = []
@@ -154,7 +154,7 @@ def test_drafts_are_switched_by_what_the_engine_itself_gains() -> None:
     meter = GainMeter(SHARE)
     said = run(meter, FEWEST * PERIOD, 0.7, overhead=1.4)
     assert len(said) == 1 and said[0].startswith("drafting is switched off: with it this engine has 0.7")
-    # While it is off, what drafting gains is told of as ever.
+    # While drafting is off, its gain is still reported.
     run(meter, 20 * PERIOD, 0.7, overhead=1.4)
     found = meter.now()
     assert found is not None and not found.drafting and found.ratio == pytest.approx(0.5, rel=0.05)

@@ -17,8 +17,8 @@ from tests.examples import examples
 PARTS = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 WINDOW = 5
 FAR = 10**6
-# As csrc/texts.cpp and drafter.cpp have them: tokens of a draft without a match, buckets of a prompt's first table, and
-# tokens that a sample's first table of its own text has room for.
+# The constants of csrc/texts.cpp and drafter.cpp: tokens of a draft without a match, buckets of a prompt's first table.
+# The third is the number of tokens that a sample's first table can hold.
 LIKELY_TOKENS, FIRST_BUCKETS, FIRST_TABLED = 2, 4096, 1024
 MANY = 64
 
@@ -191,7 +191,7 @@ def test_a_prompt_with_an_index_outlives_its_samples() -> None:
 @settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=4), PARTS, st.integers(0, 8))
 def test_history_drafts_as_the_index_does(history: list[list[int]], parts: list[list[int]], again: int) -> None:
-    """Whatever came since the last step, and also when the prompt gets another index in between."""
+    """Holds for any tokens since the last decode step, and when the prompt gets another index in between."""
     pieces = [Piece([], tokens, float(number % 2)) for number, tokens in enumerate(history)]
     texts, text = live(prefix_min=1), []
     buffer = build_index(pieces)

@@ -7,28 +7,11 @@ import pytest
 
 from rhyme_openrlhf.drafting.acceptance import FIRST_RECENT, PRIOR
 from rhyme_openrlhf.drafting.budget import TRIED_AFTER
-from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES
-from rhyme_openrlhf.drafting.planner import REFIT_TOKENS, Cut, Decision, DecisionLog, DraftPlanner, Drafts
-from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.latency.profile import StepPoint
-from rhyme_openrlhf.latency.step_model import StepModel
-from tests.latency import formula
+from rhyme_openrlhf.drafting.planner import REFIT_TOKENS, Cut, Decision, DecisionLog, Drafts
+from tests.drafting.planners import planner
 
-SOURCES = len(SOURCE_NAMES)
 CONTEXT = 1000
 MANY = 10_000
-
-
-def planner(ms_a_row: float) -> DraftPlanner:
-    """Steps of 10 ms, and so much more for each row."""
-    points = tuple(
-        StepPoint(b, b * each, b * d, 0.010 + ms_a_row / 1000 * (b + b * d), 0.0, 9)
-        for b in (1, 64)
-        for each in (16, 1024)
-        for d in (0, 1, 31)
-    )
-    model = StepModel(formula.profile(steps=points, padded_rows=()))
-    return DraftPlanner(Predictor(model), SOURCES)
 
 
 def drafts(lengths: list[int], confidence: float = 1.0) -> Drafts:

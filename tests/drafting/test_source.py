@@ -1,4 +1,4 @@
-"""What is verified of drafts that come as bare tokens."""
+"""Verification of drafts that come as bare tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAFT = [11, 12, 13, 14]
 
 
 def planner(ms_a_row: float, ms_to_verify: float = 0.0) -> ProposalPlanner:
-    """Steps of 10 ms, so much more for each row, and so much more if anything is verified."""
+    """A planner for steps of 10 ms, `ms_a_row` for each row, and `ms_to_verify` if anything is verified."""
     points = tuple(
         StepPoint(b, b * each, b * d, 0.010 + ms_a_row / 1000 * (b + b * d) + (d > 0) * ms_to_verify / 1000, 0.0, 9)
         for b in (1, 64)
@@ -78,7 +78,7 @@ class Samples:
         return drafts
 
     def become(self, right: int) -> None:
-        """From now on every sample goes on with so many tokens of DRAFT."""
+        """Let every sample continue with the first `right` tokens of DRAFT from now on."""
         self.right = [right] * len(self.right)
 
 

@@ -44,7 +44,7 @@ class Engine:
         self.written = [0] * SAMPLES
 
     def step(self, sizes: list[int], whole: bool) -> list[list[Any]]:
-        """Each sample gets so many tokens more; returns all that is said of the drafts."""
+        """Add `sizes` tokens to the samples; return every output of the drafter."""
         new = [full[at : at + size] for full, at, size in zip(self.full, self.written, sizes, strict=True)]
         self.written = [at + len(part) for at, part in zip(self.written, new, strict=True)]
         self.drafter.append(self.samples, *core.flatten(new))
@@ -68,7 +68,7 @@ def test_threads_draft_what_one_alone_does() -> None:
 
 
 def test_texts_that_are_too_small_grow() -> None:
-    """So many tokens at once that several texts and tables have no room."""
+    """Many tokens arrive at once, more than several texts and tables have room for."""
     alone, together = Engine(0, times=10), Engine(2, times=10)
     rng = random.Random(5)
     sizes = [5000 if rng.random() < 0.05 else 40 for _ in range(SAMPLES)]

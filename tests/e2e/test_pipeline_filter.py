@@ -73,7 +73,7 @@ def test_every_prompt_that_is_not_filtered_out_trains_once_an_epoch(
     assert [event.step for event in trained] == list(range(1, last + 1))
     by_epoch = trained_by_epoch([(run.path, run.events, range(1, last + 1))])
     check_epochs(by_epoch, small_prompts, 2, run.events)
-    # Two of eight, whichever steps drew them; an epoch's steps are full as long as it has prompts.
+    # Two of eight, drawn by any steps; an epoch's steps are full as long as it has prompts.
     rates = [event.metrics["dynamic_filtering_pass_rate"] for event in trained]
     assert min(rates) < 100 and all(0 < rate <= 100 for rate in rates)
     assert [event.samples for event in run.of(RolloutFinished)][0] == 12

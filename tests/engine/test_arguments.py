@@ -82,7 +82,7 @@ def test_greedy_output_is_the_same_whole_and_cut(
     assert whole == expected
     assert (acceptance_rate(did) or 0) > (0.3 if source == "draft_model" else 0.1)
     assert (tokens_per_step(did) or 0) > 1.1
-    # By step times in which a draft token costs so much that few are worth it.
+    # With step times that make draft tokens expensive, few are worth it.
     dear = formula.profile(padded_rows=(), steps=points(0.002))
     assert drafting.scheduler("install_profile", to_text(dear)) == ""
     cut, then = answers(drafting, prompts)
@@ -106,7 +106,7 @@ def test_greedy_output_is_the_same_whole_and_cut(
 
 
 def points(token_seconds: float) -> tuple[Any, ...]:
-    """Steps of 10 ms, in which each draft token takes so much more."""
+    """Step times of 10 ms and `token_seconds` for each draft token."""
     from rhyme_openrlhf.latency.profile import StepPoint
 
     return tuple(

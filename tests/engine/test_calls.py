@@ -1,4 +1,7 @@
-"""What is called on engines, schedulers and workers is there, with the same parameters; mypy sees a wrong call."""
+"""Engines, schedulers and workers have every method of the call protocols, with the same parameters.
+
+mypy sees a wrong call.
+"""
 
 from __future__ import annotations
 

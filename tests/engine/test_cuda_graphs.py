@@ -1,4 +1,4 @@
-"""What vLLM makes of our engines' arguments on a GPU, which is pretended: runner, CUDA graphs, padding."""
+"""vLLM's configuration from our engines' arguments on a pretended GPU: runner, CUDA graphs, padding."""
 
 from __future__ import annotations
 

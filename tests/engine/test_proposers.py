@@ -35,7 +35,7 @@ def config(least: int = 2, most: int = 5) -> Any:
 @pytest.fixture(scope="module")
 def proposers() -> Iterator[tuple[NgramProposer, SerialNgramProposer]]:
     with pytest.MonkeyPatch.context() as patch:
-        # Whatever ran in this process before may have started Numba's threads with another number than it has now.
+        # An earlier test in this process may have started Numba with another number of threads.
         patch.setenv("NUMBA_NUM_THREADS", str(numba.config.NUMBA_NUM_THREADS))
         yield NgramProposer(config()), SerialNgramProposer(config())
 

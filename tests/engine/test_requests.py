@@ -1,4 +1,4 @@
-"""Who samples are, and their seeds."""
+"""Samples' identities and seeds."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Drafting in vLLM's real scheduler, without an engine: one path for all requests, whatever stands beside them."""
+"""Drafting in vLLM's real scheduler, without an engine: one path for all requests, in every mix."""
 
 from __future__ import annotations
 

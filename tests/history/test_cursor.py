@@ -12,7 +12,7 @@ from tests.examples import examples
 
 TOKENS = st.lists(st.integers(0, 2), max_size=30)
 PIECES = st.lists(st.builds(Piece, st.lists(st.integers(0, 2), max_size=3), TOKENS, st.just(1.0)), max_size=5)
-# What a sample says next: tokens of its own (-1: a placeholder), or so many as the history went on, and one more.
+# A sample's next tokens: its own (-1: a placeholder), or a number of tokens of the history's continuation and one more.
 OWN = st.lists(st.integers(-1, 3), max_size=4)
 PARTS = st.lists(st.tuples(OWN, st.integers(0, 6), st.integers(0, 3)), max_size=12)
 

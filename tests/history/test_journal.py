@@ -1,4 +1,4 @@
-"""The journal: what was recorded is there again, whatever end its last write came to."""
+"""The journal: all complete records can be read again, however its last write ended."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any], tmp_pat
     asyncio.run(feed.install(key))
     assert scheduler.indexes == {}
     assert feed.take_problems()[0].startswith("history worker 0 failed: ")
-    # Whoever plans by lengths plans without those of its prompts.
+    # Planning by lengths goes on without the lengths of its prompts.
     owned = {owner(other, 2): other for other in map(prompt_key, "abcdefgh")}
     known = PromptRollout(owned[1], (), (7, 30))
     ray.get(workers[0].record.remote(1, [known]))

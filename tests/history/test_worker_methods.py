@@ -1,4 +1,4 @@
-"""What a history worker does with its memory, its disk and its prompts' lengths; the actor's class, without Ray."""
+"""A history worker's memory, disk and prompt lengths; the actor's class, without Ray."""
 
 from __future__ import annotations
 

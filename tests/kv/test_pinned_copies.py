@@ -24,7 +24,7 @@ ALL = head_share(0, 1, HEADS)
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is asked of the device, whose memory this is; pieces are two blocks long."""
+    """Calls to the device, which is pretended on this machine's memory; pieces are two blocks long."""
     done: list[str] = []
 
     def stream() -> Any:

@@ -1,4 +1,4 @@
-"""Which points are measured, and the walk over them."""
+"""The choice of points to measure, and the order in which they are visited."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.moves.engines import SEATS, VARIABLES, Engines, LocalEngine, variable
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every test here, and of no other."""
+    """The environment of each test in this folder."""
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
 

@@ -131,7 +131,7 @@ class LocalEngine:
         return self._submit(core_channel.call_scheduler(self.raw.llm, method, *arguments)).result(TIMEOUT_S)
 
     def hold_at(self, tokens: int) -> None:
-        """Let no sample grow beyond about so many tokens until another number is said; 0 is none."""
+        """Hold samples at about `tokens` tokens until the next call; 0 lets all go on."""
         self.scheduler("hold_at", tokens)
 
     def purge(self) -> None:
@@ -192,9 +192,9 @@ async def grown_to(keeper: SampleKeeper, tokens: int, number: int = 0) -> KeptSa
 def moved_at(
     engines: Engines, folder: Path, asked: SampleRequest, *moves: tuple[int, int]
 ) -> tuple[list[MoveRecord], Any]:
-    """A sample that begins at engine 0 and, with so many tokens, moves to such an engine: its moves, and its output.
+    """Return the moves and output of a sample that starts on engine 0 and moves at given token counts to given engines.
 
-    Each engine holds the sample where the sample leaves it: else a slow test would find it ended.
+    Each engine holds the sample at the count where it moves; otherwise a slow test would find it finished.
     """
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:

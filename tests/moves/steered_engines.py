@@ -23,7 +23,7 @@ PAUSE_S = 0.002
 
 
 class HeldScheduler(EngineScheduler):
-    """The run's own; what has so many response tokens is in no step until `hold_at` says another number."""
+    """The run's own scheduler; it schedules no sample that has reached the tokens of `hold_at`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,7 +31,7 @@ class HeldScheduler(EngineScheduler):
         self.calls["hold_at"] = self.hold_at
 
     def hold_at(self, tokens: int) -> None:
-        """Hold samples at so many response tokens; 0 lets all go on."""
+        """Hold samples at `tokens` response tokens; 0 lets all go on."""
         self._hold_at = tokens
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:

@@ -27,15 +27,14 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 from tests import virtual_time
-from tests.moves.test_mover_on_fakes import expected
-from tests.moves.test_tp_switcher import OnDevices, profile
+from tests.moves.fakes import OnDevices, expected, profile
 
 LATE_S = 0.5
 
 
 @pytest.fixture(autouse=True)
 def seats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("tests.moves.test_mover_on_fakes.SEATS", 50)
+    monkeypatch.setattr("tests.moves.fakes.SEATS", 50)
     yield
 
 

@@ -1,4 +1,4 @@
-"""What all engines of a layout said, put together once."""
+"""Reports of all engines of a layout, merged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between OpenRLHF's dispatch and the home, and between the home and Ray's engines. No Ray is started."""
+"""The home's actor between OpenRLHF's dispatch and Ray's engines. No Ray is started."""
 
 from __future__ import annotations
 

@@ -4,186 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.engine.messages import Exported, Grown, News, Progress, Rest, SampleRequest, Started, Stopped
-from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
-from rhyme_openrlhf.kv import handover
-from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout
+from rhyme_openrlhf.engine.messages import Grown, Progress, SampleRequest
+from rhyme_openrlhf.engine_errors import EngineLost
+from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.moves.keeper import SampleKeeper, longer
 from rhyme_openrlhf.moves.mover import Choice, Mover
 from rhyme_openrlhf.scheduling.move import ENDED, KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
 from tests import virtual_time
+from tests.moves.fakes import LATE_S, TIDYING, FakeEngine, expected
 
-LAYOUT = KvLayout(1, 1, 4, 2, "float32")
-SEATS = 3
-LATE_S = 0.02
 SCENARIOS = 30
-# A fault of these is tidied by nobody: that engine is as good as lost.
-TIDYING = ("collect", "kv_layout", "release_room", "discard_sample", "first_token_at")
-
-
-def expected(request: SampleRequest) -> tuple[int, ...]:
-    """What a sample's response is, on whatever engine."""
-    return tuple((request.prompt[0] * 7 + number * number) % 101 for number in range(request.parameters.max_tokens))
-
-
-@dataclass
-class _Running:
-    request: SampleRequest
-    tokens: list[int]
-    told: int
-    stopped: bool = False
-    # Until it is handed over in this buffer; and then until its keeper says with what.
-    expected: Any = None
-    held: bool = False
-
-
-@dataclass
-class FakeEngine:
-    """As much of an engine as keeper and mover see; `fault(method)` says what becomes of a call."""
-
-    fault: Any
-    alive: bool = True
-    here: dict[str, _Running] = field(default_factory=dict)
-    finished: dict[str, Any] = field(default_factory=dict)
-    rooms: dict[str, int] = field(default_factory=dict)
-    weights: int = 0
-
-    async def call(self, called: Any, *arguments: Any) -> Any:
-        method = called.__name__
-        fault = self.fault(method)
-        if method == "start_sample" and len(arguments) < 4 and fault != "dies":
-            # From the keeper, which hands what an engine raises to the sample's caller.
-            fault = ""
-        await asyncio.sleep(0)
-        if fault == "dies":
-            self.alive = False
-        if fault == "never" and self.alive:
-            await asyncio.sleep(10 * LATE_S)
-        if not self.alive:
-            raise EngineLost("it is dead")
-        if fault == "fails":
-            raise OrderFailed("it raised")
-        answer = getattr(self, method)(*arguments)
-        if fault == "late":
-            await asyncio.sleep(10 * LATE_S)
-        return await answer if asyncio.iscoroutine(answer) else answer
-
-    def generate(self) -> None:
-        for place, sample in list(self.here.items()):
-            self.take(sample)
-            if not sample.stopped and sample.expected is None:
-                if len(sample.tokens) < sample.request.parameters.max_tokens:
-                    sample.tokens.append(expected(sample.request)[len(sample.tokens)])
-                if len(sample.tokens) == sample.request.parameters.max_tokens and not sample.held:
-                    self.finished[place] = tuple(sample.tokens)
-                    del self.here[place]
-
-    @staticmethod
-    def take(sample: _Running) -> None:
-        buffer = sample.expected
-        came = None if buffer is None else handover.read(buffer.path, buffer.handover_offset)
-        if came is not None:
-            sample.tokens, sample.expected = list(came.tokens), None
-            sample.told = len(sample.tokens)
-
-    async def collect(self, wait_s: float) -> News:
-        await asyncio.sleep(0.001)
-        self.generate()
-        finished, self.finished = self.finished, {}
-        grown = {}
-        for place, sample in self.here.items():
-            if sample.held:
-                continue
-            grown[place] = Grown(sample.told, tuple(sample.tokens[sample.told :]))
-            sample.told = len(sample.tokens)
-        return News(finished, grown, self.weights, True)
-
-    def start_sample(
-        self, place: str, request: SampleRequest, progress: Progress | None = None, room: str = "", computed: int = 0,
-        rest: Rest | None = None,
-    ) -> Started:  # fmt: skip
-        waiting = self.here.get(place)
-        if waiting is not None and waiting.held:
-            self.take(waiting)
-            if waiting.expected is None and progress is not None and waiting.told == len(progress.tokens):
-                waiting.held = False
-                return Started()
-            del self.here[place]
-        if place not in self.here and place not in self.finished:
-            tokens = list(progress.tokens) if progress else []
-            assert tuple(tokens) == expected(request)[: len(tokens)]
-            self.here[place] = _Running(request, tokens, len(tokens))
-            self.rooms.pop(room, None)
-        gone = rest is not None and not Path(rest.buffer.path).exists()
-        return Started(not_carried="the buffer is gone" if gone else "")
-
-    def first_token_at(self, place: str, wait_s: float) -> float | None:
-        return time.time() if place in self.here else None
-
-    def hold_room(self, room: str, tokens: int) -> str:
-        if room not in self.rooms and len(self.here) + len(self.rooms) >= SEATS:
-            return "all seats are taken"
-        self.rooms[room] = max(tokens, self.rooms.get(room, 0))
-        return ""
-
-    def release_room(self, room: str) -> None:
-        self.rooms.pop(room, None)
-        self.discard_sample(room)
-
-    def discard_sample(self, place: str) -> None:
-        self.here.pop(place, None)
-        self.finished.pop(place, None)
-
-    def withdraw_sample(self, place: str) -> bool:
-        if place in self.finished:
-            return False
-        self.discard_sample(place)
-        return True
-
-    def expect_sample(
-        self, place: str, request: SampleRequest, buffer: Any, first: int, weight_version: int, convoy: str
-    ) -> str:
-        if place not in self.here:
-            self.here[place] = _Running(request, [], 0, expected=buffer, held=True)
-            self.rooms.pop(place, None)
-        return ""
-
-    def stop_sample(self, place: str, buffer: Any = None, first: int = 0, hand_over: bool = False) -> Stopped | None:
-        if place not in self.here:
-            return None
-        sample = self.here[place]
-        sample.stopped = True
-        blocks = -(-len(sample.tokens) // LAYOUT.block_size)
-        if hand_over:
-            handed = handover.Handover(list(sample.tokens), len(sample.tokens), blocks)
-            handover.write(buffer.path, buffer.handover_offset, handed)
-        return Stopped(Progress(tuple(sample.tokens)), len(sample.tokens), blocks, at=time.time())
-
-    def resume_sample(self, place: str) -> bool:
-        if place in self.here:
-            self.here[place].stopped = False
-        return place in self.here
-
-    def kv_layout(self) -> KvLayout:
-        return LAYOUT
-
-    def export_kv(self, place: str, buffer: Any) -> Exported | None:
-        if place not in self.here:
-            return None
-        gone = "" if Path(buffer.path).exists() else "the buffer is gone"
-        return Exported(len(self.here[place].tokens) // LAYOUT.block_size, gone)
-
-    def import_kv(self, room: str, buffer: Any, first: int, end: int) -> str:
-        return "" if room in self.rooms and Path(buffer.path).exists() else "nothing to copy into"
 
 
 async def scenario(chance: random.Random, folder: Path, ended: Counter[Phase]) -> None:

@@ -1,7 +1,7 @@
 """Moves between two real engines: the moved sample is token for token the unmoved one, and nothing is left behind.
 
-A sample that is to move is held at its source (`hold_at`) until its move has begun or is over: beside other work this
-process gets to its order late, and the sample would have ended. After each test conftest.py lets all samples go on.
+A sample that is about to move is held at its source (`hold_at`) until its move has begun or is over. On a busy machine
+the order to move comes late, and the sample would have ended. After each test conftest.py lets all samples go on.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
 from rhyme_openrlhf.telemetry.samples import ROUNDS
-from tests.engine.test_actor import model_with, stored
+from tests.engine.actors import model_with, stored
 from tests.moves.engines import TIMEOUT_S, LocalEngine, variables
 
 FIRST, SECOND, THIRD = (training_turn(step, 0) for step in (1, 2, 3))

@@ -10,36 +10,15 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.engine.messages import SampleRequest
-from rhyme_openrlhf.engine_errors import OrderFailed
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.home_watch import Reallocator
 from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Mover
-from rhyme_openrlhf.scheduling.engine_status import EngineStatus, SampleStatus
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER
 from rhyme_openrlhf.settings.moves import ReallocationSettings
 from tests import virtual_time
-from tests.moves.test_mover_on_fakes import FakeEngine, expected
-
-
-class Reporting(FakeEngine):
-    """A fake that reports; `silent`: its reports never come."""
-
-    number = 0
-    silent = False
-    fails = False
-
-    def status(self) -> Any:
-        if self.fails:
-            raise OrderFailed("no such method")
-        if self.silent:
-            return asyncio.sleep(60)
-        samples = tuple(SampleStatus(place, 1 + len(one.tokens)) for place, one in self.here.items())
-        return EngineStatus(self.number, samples, 10**6, 50, 0, True, 1000, 2048)
-
-    def step_times(self) -> str:
-        return ""
+from tests.moves.fakes import Reporting, expected
 
 
 async def generate(
@@ -84,7 +63,7 @@ async def generate(
 
 @pytest.fixture(autouse=True)
 def seats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.moves.test_mover_on_fakes.SEATS", 50)
+    monkeypatch.setattr("tests.moves.fakes.SEATS", 50)
 
 
 def run(

@@ -1,7 +1,8 @@
 """Samples without a seed, with drafts, that move: their tokens still follow the model's distribution, at the seam too.
 
-Each token's place in the distribution that the model gives behind the tokens before it is uniform if it was drawn from
-it (the probability integral transform, a discrete value being spread over its share): so contexts may all differ.
+The test uses the probability integral transform: the quantile of each token in the model's distribution for its context
+is uniform if the token was drawn from that distribution. A discrete value is spread evenly over its share. So every
+context may be different.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a node's samples go to its tail layout, and what keeps them where they are: on faithful fakes of engines."""
+"""The moment a node switches to its tail layout, and the reasons not to: on faithful fakes of engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
-from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
@@ -23,38 +22,14 @@ from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 from tests import virtual_time
-from tests.moves.test_mover_on_fakes import expected
-from tests.moves.test_reallocator import Reporting
+from tests.moves.fakes import OnDevices, expected, profile
 
 PLAN = LayoutPlan(2, 1, (Tail(1, 2),))
 
 
 @pytest.fixture(autouse=True)
 def seats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.moves.test_mover_on_fakes.SEATS", 50)
-
-
-class OnDevices(Reporting):
-    """A fake whose timeline is told of switches."""
-
-    told: list[str]
-
-    def hear_of(self, what: str) -> None:
-        self.told.append(what)
-
-    def begin_switch(self) -> None:
-        self.hear_of("begin_switch")
-
-    def end_switch(self) -> None:
-        self.hear_of("end_switch")
-
-    def lend_devices(self) -> None:
-        self.hear_of("lend_devices")
-
-
-def profile(seconds: float) -> Profile:
-    steps = tuple(StepPoint(running, context, 0, seconds, 0.0, 1) for running in (1, 50) for context in (0, 100_000))
-    return Profile(Subject("m", "h", "float32", 1), "derived", steps)
+    monkeypatch.setattr("tests.moves.fakes.SEATS", 50)
 
 
 async def generate(

@@ -1,4 +1,4 @@
-"""A node's engines wait for their tail layout, all or none, and are let go whatever happens."""
+"""A node's engines wait for their tail layout, all or none, and are released after every outcome."""
 
 from __future__ import annotations
 

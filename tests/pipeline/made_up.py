@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.engine.messages import TurnReport
 from rhyme_openrlhf.engine_errors import LostEngine
 from rhyme_openrlhf.pipeline import controller as pipeline
@@ -21,6 +22,7 @@ from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.training.samples_generator import GeneratorState
+from tests.ray_handles import handle_of
 
 ENGINES, SAMPLES = 2, 2
 
@@ -32,25 +34,38 @@ class Ref:
         self.value = value
 
 
-class Engine:
-    """Answers at once."""
-
-    def __getattr__(self, name: str) -> NS:
-        return NS(remote=lambda *_: Ref([]))
+def an_engine(answer: Any) -> EngineHandle:
+    """Return the handle of an engine that answers each call at once with `answer`."""
+    handle: EngineHandle = handle_of(EngineHandle, lambda *_, **__: Ref(answer))
+    return handle
 
 
 class Gone(LostEngine):
-    """Answers None, without Ray."""
+    """A lost engine that answers None without Ray."""
 
-    def __getattr__(self, name: str) -> NS:
-        return NS(remote=lambda *_: Ref(None))
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(number, reason)
+        vars(self).update(vars(an_engine(None)))
+
+
+class Watch:
+    """A watch of no engines."""
+
+    def start(self) -> None:
+        pass
+
+    def begin(self, step: int, samples: int) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
 
 
 class Generator:
     """Prompts are numbers; responses are their samples, generated with the oldest weights that are allowed."""
 
     def __init__(self, filters: bool = False) -> None:
-        self.vllm_engines = [Engine() for _ in range(ENGINES)]
+        self.vllm_engines = [an_engine([]) for _ in range(ENGINES)]
         algo = NS(dynamic_filtering_enable=filters, dynamic_filtering_range=(0, 1))
         self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES), algo=algo)
         self.handed: list[int] = []
@@ -159,7 +174,4 @@ def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
     for module in (pipeline, pipeline_engines):
         monkeypatch.setattr(module, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
-    monkeypatch.setattr(pipeline, "RolloutWatch", lambda *_, **__: Engine())
-    monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
-    monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
-    monkeypatch.setattr(Engine, "begin", lambda self, step, samples: None, raising=False)
+    monkeypatch.setattr(pipeline, "RolloutWatch", lambda *_, **__: Watch())

@@ -1,4 +1,4 @@
-"""Only whole prompt groups of the step itself, at most one step off policy, get into a batch."""
+"""A batch takes only whole prompt groups of its own step, at most one step off policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller on made-up engines: whatever ends first, the trainer gets whole steps in order, each prompt once."""
+"""The controller on made-up engines: the trainer gets whole steps in order, each prompt once."""
 
 from __future__ import annotations
 

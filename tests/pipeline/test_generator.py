@@ -19,6 +19,7 @@ if not gpu_present():
     shims.install()
 
 
+from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.pipeline import generator as pipeline_generator
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator, last_lengths
 from rhyme_openrlhf.pipeline.step import Step
@@ -26,6 +27,7 @@ from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState
 from tests.examples import examples
+from tests.ray_handles import handle_of
 from tests.training.prompt_loader import a_loader
 
 EPOCHS = 3
@@ -117,30 +119,26 @@ def test_a_resumed_run_draws_what_was_deferred_instead_of_what_was_trained_ahead
     assert drawn.labels[1] == first.labels[2]
 
 
-class Engine:
-    """Notes what it is sent, in order."""
+def an_engine(sent: list[str]) -> Any:
+    """Return the handle of an engine that keeps the names of its calls in `sent`."""
 
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
+    def answer(name: str, *given: Any, **arguments: Any) -> Any:
+        sent.append(name)
+        return (name, arguments.get("prompt", given[0] if given else ""))
 
-    def __getattr__(self, name: str) -> NS:
-        def remote(*given: Any, **arguments: Any) -> Any:
-            self.sent.append((name, given[:2] if given else arguments))
-            return (name, arguments.get("prompt", given[0] if given else ""))
-
-        return NS(remote=remote)
+    return handle_of(EngineHandle, answer)
 
 
 def test_each_engine_gets_its_part_as_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openrlhf.trainer.ppo_utils.samples_generator.ray", NS(get=lambda refs: [0 for _ in refs]))
     monkeypatch.setattr(pipeline_generator, "ray", NS(get=lambda refs, timeout: refs))
     generator = a_generator(4, 3, seed=1)
-    engines = [Engine(), Engine(), Engine()]
+    names: list[list[str]] = [[], [], []]
+    engines = [an_engine(sent) for sent in names]
     generator.vllm_engines = list(engines)
     drawn = Step(5, 2, ["a", "b", "c"], ["A", "B", "C"], [None] * 3, {}, GeneratorState(5))
     turn = training_turn(5, 0)
     generator.hand(drawn, turn, (2, 0, 2))
-    names = [[name for name, _ in engine.sent] for engine in engines]
     part = ["hand_turn", "get_num_unfinished_requests", "generate_in_turn"]
     assert names == [[*part, "turn_report"], [], [*part, "generate_in_turn", "turn_report"]]
     assert drawn.calls == {

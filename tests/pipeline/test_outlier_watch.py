@@ -1,4 +1,4 @@
-"""What engines run becomes the prompt groups whose responses are far too long."""
+"""The outlier watch finds the prompt groups whose responses are far too long."""
 
 from __future__ import annotations
 

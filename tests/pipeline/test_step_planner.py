@@ -1,4 +1,4 @@
-"""What the run knows becomes a plan; what it does not know costs the plan, never the step."""
+"""The step planner uses what the run knows; missing knowledge costs the plan, never the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a CPU quota can be had, on made-up machines and on this one."""
+"""The search for a CPU quota, on made-up machines and on this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lets OpenRLHF import and run without CUDA. Each runs in a fresh process."""
+"""Stand-ins that let OpenRLHF import and run without CUDA. Each test runs in a fresh process."""
 
 import subprocess
 import sys

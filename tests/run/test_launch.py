@@ -1,4 +1,4 @@
-"""What a run keeps: of its start everything but its secrets, which the run itself has; and its processes' logs."""
+"""The record of a run's start: everything but its secrets, which the run itself has; and its processes' logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run started ends with it, also when its driver is killed."""
+"""All processes of a run end with it, also when its driver is killed."""
 
 from __future__ import annotations
 

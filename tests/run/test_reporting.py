@@ -104,7 +104,7 @@ def test_an_orderly_end_has_everything_sent(tmp_path: Path, server: ControlServe
 
 @pytest.mark.usefixtures("starts_python")
 def test_a_killed_driver_has_everything_sent(tmp_path: Path, server: ControlServer) -> None:
-    """With an answer that takes longer than the reaper's grace: it must not be cut off."""
+    """A response that takes longer than the reaper's grace must not be cut off."""
     driver = Driver(make_run(tmp_path / "run", server.url))
     until(lambda: server.stored, "the first batch")
     time.sleep(2.5)  # the reaper looks every two seconds: it has seen the reporter below the driver

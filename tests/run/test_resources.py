@@ -1,4 +1,4 @@
-"""What a run needs: its GPUs, against OpenRLHF's placement, and the memory of its models."""
+"""The resources of a run: its GPUs, against OpenRLHF's placement, and the memory of its models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhyme_openrlhf.api.launch.spec import upstream_arguments
 from rhyme_openrlhf.api.launch.spec_command import from_argv
 from rhyme_openrlhf.run.model_shape import ModelShape, model_shape
 from rhyme_openrlhf.run.resources import Layout, Share, as_text, layout_of, plan, required_gpus, shared_memory, shares
-from tests.run.test_model_shape import DEEPSEEK_V2_LITE, QWEN3_8B
+from tests.run.model_configurations import DEEPSEEK_V2_LITE, QWEN3_8B
 
 
 def run(**changes: object) -> NS:

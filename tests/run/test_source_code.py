@@ -1,4 +1,4 @@
-"""Which commits a run is made with, in real repositories."""
+"""The commits that a run is made with, in real repositories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run counts as stuck."""
+"""The rule by which a run counts as stuck."""
 
 from __future__ import annotations
 

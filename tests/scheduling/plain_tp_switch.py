@@ -15,7 +15,7 @@ import numpy as np
 from rhyme_openrlhf.scheduling.stage_course import SCENARIOS, Layout, Unfinished
 from rhyme_openrlhf.scheduling.tp_switch import Switch, SwitchSeconds
 
-# When an engine has so many tokens of each of its samples: tokens and seconds, ascending from 0.
+# An engine's times: (tokens of each of its samples, seconds), ascending from 0.
 Clock = tuple[list[float], list[float]]
 
 
@@ -123,7 +123,7 @@ def clocks(layout: Layout, contexts: Sequence[int], rest: Sequence[int], engines
 
 
 def clock(layout: Layout, contexts: Sequence[int], rest: Sequence[int], engines: int) -> Clock:
-    """Samples that go on at the same pace, spread over so many engines."""
+    """Return the clock of samples that go on at the same pace, spread over `engines` engines."""
     ordered, left, mean = sorted(rest), classes(len(rest)), sum(contexts) / len(contexts)
     ends, passed = [0.0], [0.0]
     for then, after in zip(left, [*left[1:], 0], strict=True):
@@ -137,7 +137,7 @@ def clock(layout: Layout, contexts: Sequence[int], rest: Sequence[int], engines:
 
 
 def stage_so_far(seed: int, count: int, done: int) -> tuple[list[Unfinished], list[int]]:
-    """What is left of a long-tailed stage when about so many tokens are done, and the engine that each sample is on."""
+    """Return a long-tailed stage's unfinished samples after about `done` tokens, and the engine of each."""
     draw = random.Random(seed)
     samples, engines = [], []
     for place in range(count):

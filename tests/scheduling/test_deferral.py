@@ -1,4 +1,4 @@
-"""The ledger of batches: every prompt group trains once, whatever is deferred and in whatever order things end."""
+"""The ledger of batches: every prompt group trains once, for any deferrals and any order of ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_prompt_group_trains_exactly_once(sizes: list[int], seed: int, oft
             if draw.random() < 0.5:
                 ledger.ended(group[0], group)
                 open_groups.remove(group)
-        # Whoever asks for a later one first gets none.
+        # A request for a later batch gets none before the earlier one is taken.
         assert begun < len(trained) + 2 or ledger.batch(len(trained) + 2) is None
         step = len(trained) + 1
         certain = ledger.certain(step)

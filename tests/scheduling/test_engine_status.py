@@ -1,4 +1,4 @@
-"""What engines report of their decode steps, in the mean."""
+"""Engines' mean figures per decode step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, re
 def test_speculation_is_that_of_the_steps() -> None:
     assert speculation([]) == (1.0, 0.0) and speculation([(0, 5.0, 9)]) == (1.0, 0.0)
     assert speculation([(3, 2.0, 6), (1, 1.0, 0)]) == (7 / 4, 6 / 4)
-    # A decode step gives a token at least, whatever counters say that are read some steps apart.
+    # A decode step gives at least one token, although its counters are read some steps apart.
     assert speculation([(3, 0.9, 0)]) == (1.0, 0.0)
 
 

@@ -28,7 +28,7 @@ ROOM = 2
 
 @dataclass
 class FakeEngine:
-    """As much of an engine as a move meets: samples that run or are kept stopped, and seats held."""
+    """The part of an engine that a move uses: samples that run or are kept stopped, and seats held."""
 
     alive: bool = True
     running: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class FakeEngine:
 
 @dataclass
 class FakeSample:
-    """What the keeper of a sample knows: its stay (a new number for each engine it is handed to) and its tokens."""
+    """The keeper's record of a sample: its stay (a new number for each engine it is handed to) and its tokens."""
 
     at: int | None
     stay: int = 0
@@ -54,7 +54,7 @@ class FakeSample:
     move: Move | None = None
     last_stay: int = 0
     aborted: bool = False
-    # An engine did not answer an order that takes back: it counts as lost, whatever it does.
+    # An engine did not answer an order that takes back: it counts as lost from then on.
     doubtful: bool = False
 
     @property

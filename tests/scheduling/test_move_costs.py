@@ -1,4 +1,4 @@
-"""What a move is expected to cost, and what is learnt of that from moves."""
+"""The expected cost of a move, and how it is learnt from earlier moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gives samples to whom, and when that is decided."""
+"""Decisions on which engine gives samples to which, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where prompts go: by predicted work, or in rank groups, on whose engines long ones alternate."""
+"""Placement of prompts: by predicted work, or in rank groups, on whose engines long ones alternate."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_a_full_engine_that_is_soon_done_is_no_reason_to_switch() -> None:
 
 
 def clock(lengths: list[int]) -> NDArray[np.float64]:
-    """When an engine by itself has so many tokens of each of its samples."""
+    """Return the times at which an engine by itself has 0, 1, 2, ... tokens of each of its samples."""
     left = [sum(length > done for length in lengths) for done in range(max(lengths))]
     return np.cumsum([0.0, *(narrow(count, count * done, 0) for done, count in enumerate(left))])
 
@@ -282,7 +282,7 @@ def by_policy(lengths: list[int], known: list[tuple[int, ...]]) -> Callable[[int
 
 
 def at_numbers(first: int, second: int) -> Callable[[int, list[int], int], int]:
-    """To two engines with at most so many samples left, to one with so many."""
+    """A rule: two engines from `first` samples left downwards, one engine from `second` downwards."""
     return lambda layout, left, _: max(layout, 2 if len(left) <= second else 1 if len(left) <= first else 0)
 
 

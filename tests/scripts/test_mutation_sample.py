@@ -1,4 +1,4 @@
-"""`scripts/mutation_sample.py`: which changes are tried, and which are told of."""
+"""`scripts/mutation_sample.py`: the changes that it tries, and those that it reports."""
 
 import sqlite3
 from contextlib import closing

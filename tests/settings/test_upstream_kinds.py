@@ -54,7 +54,7 @@ def test_an_option_that_does_not_say_it_cannot_be_declared() -> None:
         class Forgetful(Settings):
             group: ClassVar[str] = "forgetful"
             title: ClassVar[str] = "A group."
-            place: str = option("", "Where something is kept by somebody.")
+            place: str = option("", "Where something is kept.")
 
     for default, choices in ((1, None), (False, None), ("a", ("a", "b"))):
         with pytest.raises(TypeError, match="has a kind"):

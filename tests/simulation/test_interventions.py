@@ -1,4 +1,4 @@
-"""What outliers are looked for among, against a look at all engines."""
+"""The incremental search for outliers, against a search over all engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run knows of its prompts when it plans a step."""
+"""The knowledge of prompts by which a simulated run plans a step."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def record(path: Path, workload: Workload, result: Result) -> None:
 
 
 def placed(workload: Workload) -> Workload:
-    """Every prompt on the next engine, whatever a policy would say."""
+    """Return the workload with each prompt on the next engine, without any policy."""
     return dataclasses.replace(
         workload,
         steps=tuple(

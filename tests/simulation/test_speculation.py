@@ -1,4 +1,4 @@
-"""What speculation gives, against windows and budgets played through, and when in a run it changes."""
+"""Speculation's predicted gain, against windows and budgets played through, and its course over a run."""
 
 from __future__ import annotations
 

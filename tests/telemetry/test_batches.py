@@ -1,4 +1,4 @@
-"""What is sent next and what is given up: every event goes out once it can, a bad one alone is left out."""
+"""The reporter's batches: every event goes out once it can, a bad one alone is left out."""
 
 from __future__ import annotations
 

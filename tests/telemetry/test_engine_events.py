@@ -1,4 +1,4 @@
-"""What engines answer becomes events; what they have nothing to tell of becomes none."""
+"""Engines' answers become events; empty answers become none."""
 
 from __future__ import annotations
 

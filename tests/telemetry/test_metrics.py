@@ -139,7 +139,9 @@ def test_every_figure_is_described_in_one_sentence() -> None:
 
 
 def test_the_sources_shares_add_up_to_the_speculation_rate() -> None:
-    counters = EngineCounters(response_tokens=100, accepted=60, accepted_siblings=10, accepted_own=20, accepted_shared=5)
+    counters = EngineCounters(
+        response_tokens=100, accepted=60, accepted_siblings=10, accepted_own=20, accepted_shared=5
+    )
     shares = (metrics.history_share(counters), metrics.siblings_share(counters), metrics.own_share(counters))
     assert shares == (0.3, 0.1, 0.2)
     assert metrics.own_share(EngineCounters()) is None

@@ -1,4 +1,4 @@
-"""What a person sees of a running run: as lines in a log, as bars on a terminal."""
+"""The display of a running run: as lines in a log, as bars on a terminal."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""What more than one process reads is strict JSON, whole or not there."""
+"""Files that several processes read are strict JSON, whole or not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside OpenRLHF's part: real Ray and history workers; models that only write a file."""
+"""A checkpoint's part beside OpenRLHF's: real Ray and history workers; models that only write a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which profile a run plans its drafts by, and what it says about it."""
+"""The profile that a run plans its drafts by, and the note about it."""
 
 from __future__ import annotations
 

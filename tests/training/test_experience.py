@@ -1,4 +1,4 @@
-"""From experiences to what the history workers keep, and what people read."""
+"""The way from experiences to history workers and to the samples that people read."""
 
 import json
 from types import SimpleNamespace
@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from rhyme_openrlhf.history.worker import PlainHistoryWorker
 from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.events import OffPolicyness
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker, by_worker, response_pieces, rewards_by_sample
+from tests.ray_handles import handle_of
 
 
 def mask(*generated: int) -> torch.Tensor:
@@ -116,29 +118,20 @@ def test_each_round_has_a_history_of_its_own_and_lengths_are_of_whole_samples() 
     assert (found[silent].pieces, found[silent].lengths) == ((), (0,))
 
 
-class Worker:
-    """Stands for a Ray actor: notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, object]] = []
-
-    def __getattr__(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(remote=lambda *arguments: self.told.append((name, arguments)))
-
-
 def test_ranks_are_compared_after_the_last_step_of_an_epoch_only() -> None:
     maker = RhymeExperienceMaker.__new__(RhymeExperienceMaker)
-    workers = (Worker(), Worker())
+    told: tuple[list[Any], list[Any]] = ([], [])
+    workers = [handle_of(PlainHistoryWorker, lambda name, *given, told=of: told.append((name, given))) for of in told]
     for steps_per_epoch, expected in ((3, 2), (None, 0)):
         maker.services = SimpleNamespace(steps_per_epoch=steps_per_epoch, epoch_of=lambda step: (step - 1) // 3 + 1)
-        for worker in workers:
-            worker.told.clear()
+        for one in told:
+            one.clear()
         for step in range(1, 9):
             maker.step = step
             maker._compare_ranks(workers)
-        spans = [told for name, told in workers[1].told if name == "epoch_lengths"]
+        spans = [given for name, given in told[1] if name == "epoch_lengths"]
         assert spans == [(1, 3), (4, 6)][:expected]
-        assert [told[0] for name, told in workers[0].told if name == "report_ranks"] == [1, 2][:expected]
+        assert [given[0] for name, given in told[0] if name == "report_ranks"] == [1, 2][:expected]
 
 
 def test_evaluations_never_reach_the_history(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How an interruption reaches the driver."""
+"""An interruption reaches the driver."""
 
 from __future__ import annotations
 

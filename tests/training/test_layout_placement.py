@@ -23,7 +23,7 @@ PER_WORKER, BUNDLES = "VLLM_RAY_PER_WORKER_GPUS", "VLLM_RAY_BUNDLE_INDICES"
 
 
 class Worker:
-    """As vLLM's Ray executor starts a worker (v1/executor/ray_executor_v2.py): it says which GPU it has."""
+    """A worker that says which GPU it has, started as vLLM's Ray executor does (v1/executor/ray_executor_v2.py)."""
 
     def gpu(self) -> list[int]:
         return list(ray.get_gpu_ids())

@@ -1,4 +1,4 @@
-"""What the driver makes of --ckpt.load_enable: one Note, or one sentence and exit code 2."""
+"""The driver answers --ckpt.load_enable with one Note, or one sentence and exit code 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prompts a generator draws after a resume: upstream's generator and data loader, with samples made up."""
+"""The prompts that a generator draws after a resume: upstream's generator and data loader, with samples made up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MadeUp(RhymeSamplesGenerator):
 
         prompts, labels, images, exhausted = _collect_prompt_batch(dataloader_iter, num_prompts)
         rows = list(zip(prompts, labels, images, strict=True))
-        # Whoever finishes first is served first: upstream's buffer is in no order of the prompts.
+        # The first to finish is served first: upstream's buffer is in no order of the prompts.
         random.Random(len(rows)).shuffle(rows)
         samples = [
             NS(prompts=[prompt], labels=[label], images=[image])

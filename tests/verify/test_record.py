@@ -1,4 +1,4 @@
-"""What is proved is kept for a device and its versions, taken back on failure, and a broken file is an empty one."""
+"""The record of proved checks: kept by device and versions, withdrawn on failure; a broken file counts as empty."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ with EventLog(run / "events.jsonl") as log:
 
 @pytest.fixture
 def bench(args: Any, tmp_path: Path) -> Any:
-    """What the check works on, without engines."""
+    """The check's bench, without engines."""
     inputs = SimpleNamespace(
         args=args, argv=("--ds.zero_stage", "2"), folder=tmp_path, settings=RhymeSettings(),
         prompts=tuple(Prompt(f"prompt {number}", (1, 2, 3)) for number in range(12)),

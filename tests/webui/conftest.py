@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+import certifi
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -35,6 +37,21 @@ RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 START_SECONDS = 20
 
 
+@pytest.fixture(scope="package", autouse=True)
+def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let httpx read one certificate instead of all: for each client, that takes longer than a request.
+
+    Services of tests speak no TLS.
+    """
+    end = "-----END CERTIFICATE-----\n"
+    first, _, _ = Path(certifi.where()).read_text(encoding="ascii").partition(end)
+    file = tmp_path_factory.mktemp("certificates") / "one.pem"
+    file.write_text(first + end, encoding="ascii")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SSL_CERT_FILE", str(file))
+        yield
+
+
 @dataclass
 class Dashboard:
     """A service that answers at `url`; `link(role)` is a sign-in link of that role."""
@@ -47,6 +64,14 @@ class Dashboard:
 
     def link(self, role: str = "operator", path: str = "/") -> str:
         return f"{self.url}{path}#token={self.tokens[role]}"
+
+    def signed_in(self, role: str = "operator") -> httpx.Client:
+        """Return a client with a session of that role."""
+        client = httpx.Client(base_url=self.url)
+        opened = client.post("/api/v1/session", json={"token": self.tokens[role]})
+        assert opened.status_code == 200
+        client.headers["X-CSRF-Token"] = opened.json()["csrf"]
+        return client
 
 
 class PromptServer(uvicorn.Server):

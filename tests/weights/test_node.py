@@ -17,6 +17,8 @@ from rhyme_openrlhf.weights.buckets import (
     plan_buckets,
 )
 from rhyme_openrlhf.weights.node import KEPT, SegmentStore, WeightSpaceError
+from rhyme_openrlhf.weights.segment_file import SegmentFiles
+from rhyme_openrlhf.weights.segment_file import tensors as mapped_tensors
 
 
 def version(number: int, bucket_bytes: int = 256) -> tuple[WeightVersion, list[np.ndarray], dict[str, torch.Tensor]]:
@@ -42,12 +44,11 @@ def version(number: int, bucket_bytes: int = 256) -> tuple[WeightVersion, list[n
 
 
 def test_what_is_stored_is_what_a_worker_maps(tmp_path: Path) -> None:
-    from rhyme_openrlhf.engine.worker import segment_tensors
-
     weights, arrays, tensors = version(3)
     assert len(weights.buckets) > 1
     segment = SegmentStore(tmp_path).store(weights, arrays)
-    mapped = dict(segment_tensors(Segment.from_plain(segment.to_plain())))
+    received = Segment.from_plain(segment.to_plain())
+    mapped = dict(mapped_tensors(SegmentFiles().open(received), received))
     assert mapped.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert mapped[name].dtype == tensor.dtype

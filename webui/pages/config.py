@@ -10,9 +10,10 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.http.preconditions import run_tag
 from rhyme_openrlhf.api.read.comparison import differing, everything_of
-from rhyme_openrlhf.api.read.run_json import attempt_view
-from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
+from rhyme_openrlhf.api.read.run_json import attempt_view, run_detail
+from rhyme_openrlhf.api.read.runs import RunFilter, list_runs, names_around
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import UID_LENGTH
 from rhyme_openrlhf.webui.pages.rendering import PageDep
@@ -49,6 +50,7 @@ def config_page(
             "machine": machine if isinstance(machine, Mapping) else {},
             "attempts": [attempt_view(attempt) for attempt in run.attempts],
             "created_by": run.created_by,
+            "tag": run_tag(run_detail(run, *names_around(session, run))),
         }
         if other is not None:
             recorded = [everything_of(run), everything_of(other)]

@@ -42,7 +42,7 @@ def _environment() -> Environment:
     environment.globals.update(
         static=assets.static_url,
         page_modules=assets.modules("js/page.js"),
-        plotly_url=assets.plotly_url,
+        plotly=assets.PLOTLY,
         plotly_style_ids=assets.plotly_style_ids(),
         figure_titles=FIGURE_TITLES,
     )

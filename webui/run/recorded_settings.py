@@ -9,7 +9,7 @@ from typing import Any
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.launch.spec import SpecError
 from rhyme_openrlhf.api.launch.spec_command import from_argv
-from rhyme_openrlhf.api.read.comparison import GIT, settings_of
+from rhyme_openrlhf.api.read.comparison import GIT, differing, settings_of
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.new_run.option_words import explained
@@ -77,11 +77,11 @@ def sections(run: Run, other: Run | None) -> list[tuple[str, list[Setting]]]:
     mine = settings_of(run)
     theirs = settings_of(other) if other is not None else {}
     given = given_keys(run)
+    changed = set(differing([mine, theirs])) if other is not None else set()
     found: dict[str, list[Setting]] = {}
     for key in (*mine, *(key for key in theirs if key not in mine)):
         group, _, name = key.partition(".")
         option = options().get((group, name))
-        differs = other is not None and (key not in mine or key not in theirs or mine[key] != theirs[key])
         found.setdefault(group, []).append(
             Setting(
                 key=key,
@@ -89,7 +89,7 @@ def sections(run: Run, other: Run | None) -> list[tuple[str, list[Setting]]]:
                 default=shown(option.default) if option else "",
                 help=explained(option) if option else "",
                 given=key in given,
-                differs=differs,
+                differs=key in changed,
                 other=shown(theirs.get(key)),
             )
         )

@@ -3,6 +3,5 @@
 - `text.py`: formats of numbers and times
 - `markup.py`: line breaks in long names
 - `navigation.py`: menu and tabs
-- `assets.py`: static files
-- `drawing_library.py`: plotly.js as pages get it
+- `assets.py`: static files, with plotly.js
 """

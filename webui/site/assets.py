@@ -1,4 +1,4 @@
-"""Static files: our own and plotly.js, each under an address that contains a digest of its content.
+"""Static files: our own and plotly.js, under an address that contains a digest of their content.
 
 Invariant: the content of an address never changes, so browsers keep it; a new version has a new address. The files
 contain nothing about runs, so they need no sign-in.
@@ -7,26 +7,21 @@ contain nothing about runs, so they need no sign-in.
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import re
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI
 from starlette.responses import Response as AnyResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from rhyme_openrlhf.webui.site.drawing_library import drawing_library
-
 # One year, the longest time for which browsers keep a file.
 KEEP = "public, max-age=31536000, immutable"
-# Compression of 1.1 MB of plotly.js; a higher level takes three times as long and saves 2 %.
-GZIP_LEVEL = 6
 FOLDER = Path(__file__).parents[1] / "static"
+# plotly.js as its authors bundle it for bars and curves, in the version that the `plotly` package draws for.
+PLOTLY = "plotly/plotly-basic.min.js"
 _IMPORT = re.compile(r'^import [^;]* from "\./([a-z_]+\.js)";', re.MULTILINE)
-
-router = APIRouter(include_in_schema=False)
 
 
 class KeptFiles(StaticFiles):
@@ -68,37 +63,15 @@ def modules(entry: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def plotly_url() -> str:
-    """Return the address of plotly.js."""
-    return f"/static/plotly-{hashlib.sha256(_plotly(packed=False)).hexdigest()[:12]}.min.js"
-
-
-@functools.cache
-def _plotly(packed: bool) -> bytes:
-    return gzip.compress(_plotly(packed=False), GZIP_LEVEL, mtime=0) if packed else drawing_library().encode()
-
-
-@functools.cache
 def plotly_style_ids() -> tuple[str, ...]:
-    """Return the ids of style elements that plotly.js would add to a page for its map library.
+    """Return the ids of style elements that plotly.js would add to a page.
 
-    The Content-Security-Policy refuses such elements, and we draw no maps. Pages contain empty elements with these ids,
-    so that plotly.js adds none.
+    The Content-Security-Policy refuses such elements, and our own style sheets have their rules. Pages contain empty
+    elements with these ids, so that plotly.js adds none.
     """
-    return tuple(sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', _plotly(packed=False).decode()))))
-
-
-@router.get(plotly_url())
-def plotly_js(request: Request) -> Response:
-    """Send plotly.js (`drawing_library`)."""
-    packed = "gzip" in request.headers.get("Accept-Encoding", "")
-    headers = {"Cache-Control": KEEP, "Vary": "Accept-Encoding"}
-    if packed:
-        headers["Content-Encoding"] = "gzip"
-    return Response(_plotly(packed), media_type="text/javascript", headers=headers)
+    return tuple(sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', (FOLDER / PLOTLY).read_text()))))
 
 
 def install(app: FastAPI) -> None:
     """Add the static files to `app`."""
-    app.include_router(router)
     app.mount(f"/static/{version()}", KeptFiles(directory=FOLDER), name="static")

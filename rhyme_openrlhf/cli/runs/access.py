@@ -1,4 +1,4 @@
-"""Which control plane a client talks to, and with which token.
+"""Choice of the control plane's address and token.
 
 The address: --server, else RHYME_CONTROL_URL, else the one last signed in to, else this machine's default. The token:
 --token-file, else RHYME_CONTROL_TOKEN, else the one kept for that very address. They are kept in client.json below the
@@ -45,13 +45,13 @@ class Access:
 
 
 def client_file(environment: Mapping[str, str]) -> Path:
-    """Where addresses and tokens are kept."""
+    """Return the file that keeps addresses and tokens."""
     base = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".config")
     return Path(base) / "rhyme-openrlhf" / "client.json"
 
 
 def find_access(server: str, token_file: str, environment: Mapping[str, str]) -> Access:
-    """The address and token to use; `server` and `token_file` are what was given, "" if nothing. Raises AccessError."""
+    """Return the address and token to use; `server` and `token_file` are "" if not given. Raises AccessError."""
     kept = _read(client_file(environment))
     url = checked_url(server or environment.get(URL_VARIABLE, "") or kept["default"] or DEFAULT_URL)
     given = environment.get(TOKEN_VARIABLE, "") or kept["servers"].get(url, "")
@@ -63,7 +63,7 @@ def find_access(server: str, token_file: str, environment: Mapping[str, str]) ->
 
 
 def checked_token(given: str, token_file: str = "") -> str:
-    """The token in `token_file` if that is named, else `given`. Raises AccessError."""
+    """Return the token in `token_file` if that is named, else `given`. Raises AccessError."""
     try:
         return read_token(token_file, given)
     except TokenError as error:
@@ -71,7 +71,7 @@ def checked_token(given: str, token_file: str = "") -> str:
 
 
 def checked_url(url: str) -> str:
-    """An address in the one form that is compared and kept. Raises AccessError."""
+    """Return an address in the one form that is compared and kept. Raises AccessError."""
     url = url.rstrip("/")
     try:
         ControlSettings(url=url)
@@ -85,7 +85,7 @@ def checked_url(url: str) -> str:
 
 
 def without_token(text: str) -> str:
-    """`text` as it may be shown: a sign-in link ends before its code."""
+    """Return `text` as it may be shown: a sign-in link without its code."""
     return text.partition("#")[0].partition("?")[0]
 
 
@@ -106,7 +106,7 @@ def keep(access: Access, environment: Mapping[str, str]) -> Path:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
-        # Private from the first byte on, whatever the umask.
+        # Private from the first byte on, for any umask.
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
             file.write(json.dumps(kept, indent=2) + "\n")
         partial.replace(path)
@@ -116,7 +116,7 @@ def keep(access: Access, environment: Mapping[str, str]) -> Path:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address is this machine's own: no proxy is to see what goes there."""
+    """Return True if an address is this machine's own, so that no proxy may see its requests."""
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
 

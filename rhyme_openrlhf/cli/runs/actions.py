@@ -1,7 +1,7 @@
-"""What each `rhyme runs` command does. Each takes a client and parsed arguments and returns the exit code.
+"""The commands of `rhyme runs`. Each takes a client and parsed arguments, and returns the exit code.
 
-Invariants: with --json, standard output is the server's JSON and nothing else; whatever is said beside goes to
-standard error. Raises ClientError.
+Invariant: with --json, standard output is the server's JSON and nothing else; other messages go to standard error.
+Raises ClientError.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def import_run(client: Client, args: argparse.Namespace) -> int:
 
 
 def find(client: Client, name: str) -> str:
-    """The uid of the run that somebody means: a uid, its beginning, a name, or "last"."""
+    """Return the uid of the run that `name` means: a uid, its beginning, a name, or "last"."""
     if len(name) == UID_DIGITS and all(c in "0123456789abcdef" for c in name):
         return name
     if name == NEWEST:

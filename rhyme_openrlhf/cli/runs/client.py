@@ -62,15 +62,15 @@ class Client:
         self._http.close()
 
     def get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
-        """The JSON at `path`. Raises ClientError."""
+        """Return the JSON at `path`. Raises ClientError."""
         return self._send("GET", path, params=params)
 
     def post(self, path: str, body: Any = None, key: str = "") -> Any:
-        """What a POST is answered with; with an idempotency `key` it may be sent again. Raises ClientError."""
+        """Return the response to a POST; with an idempotency `key` it may be sent again. Raises ClientError."""
         return self._send("POST", path, json=body, headers={"Idempotency-Key": key} if key else None)
 
     def pages(self, path: str, params: Mapping[str, Any], most: int) -> Iterator[dict[str, Any]]:
-        """At most `most` items of a list that comes in pages. Raises ClientError."""
+        """Yield at most `most` items of a list that comes in pages. Raises ClientError."""
         cursor = None
         while most > 0:
             asked = {**params, "limit": min(most, PAGE), **({"cursor": cursor} if cursor else {})}
@@ -83,7 +83,7 @@ class Client:
 
     @contextmanager
     def download(self, path: str, params: Mapping[str, Any]) -> Iterator[Iterator[bytes]]:
-        """The bytes of a file, as they come. Raises ClientError."""
+        """Yield the bytes of a file as they arrive. Raises ClientError."""
         with self._in_words(), self._http.stream("GET", path, params=params) as response:
             if response.is_error:
                 response.read()
@@ -91,7 +91,7 @@ class Client:
             yield response.iter_bytes()
 
     def follow(self, path: str, params: Mapping[str, Any]) -> Iterator[SseEvent]:
-        """The events of a stream without end; pings come as events of kind "ping". Raises ClientError."""
+        """Yield the events of an endless stream; pings are events of kind "ping". Raises ClientError."""
         last_id = ""
         heard = time.monotonic()
         pause = 0.5

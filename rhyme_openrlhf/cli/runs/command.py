@@ -42,7 +42,7 @@ Action = Callable[[Client, argparse.Namespace], int]
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser; each command's `action` is in its defaults."""
+    """Build the parser; each command's `action` is in its defaults."""
     parser = Parser(
         prog="rhyme runs",
         description="Start, see and stop runs on a control plane (rhyme serve).",

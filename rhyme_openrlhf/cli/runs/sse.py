@@ -28,7 +28,7 @@ class SseParser:
         self._id = ""
 
     def feed(self, line: str) -> list[SseEvent]:
-        """The event that `line` (without its end) completes, if any."""
+        """Return the event that `line` (without its end) completes, if any."""
         if line.startswith(":"):
             return [SseEvent(PING, line[1:].strip(), "")]
         if not line:

@@ -1,7 +1,7 @@
-"""How runs are shown on a terminal: pure, from the API's JSON to rich tables.
+"""Tables of runs for a terminal: pure, from the API's JSON to rich tables.
 
-Invariants: whatever the server sends is shown as text, never as markup or control characters; a figure that is not
-there is "-"; a field that an older or newer server does not send is like one that is not there.
+Invariants: everything that the server sends is shown as text, never as markup or control characters. A missing figure
+is "-". A field that an older or newer server does not send counts as missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SECONDS_PER_DAY = 86400
 
 
 def runs_table(runs: Sequence[Json], now: float) -> Table:
-    """The table of runs. `now` in unix seconds."""
+    """Build the table of runs. `now` in unix seconds."""
     table = _table("run", "name", "status", "step", "reward", "tokens/s", "speculation", "bubbles", "age", "tags")
     for run in runs:
         _row(
@@ -53,7 +53,7 @@ def runs_table(runs: Sequence[Json], now: float) -> Table:
 
 
 def run_table(run: Json, now: float) -> Table:
-    """One run, a line for each thing that is known of it."""
+    """Build the table of one run, with a line for each known value."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -88,7 +88,7 @@ def run_table(run: Json, now: float) -> Table:
 
 
 def comparison_table(comparison: Json) -> Table:
-    """Figures of runs side by side, with the ratio to the first one's."""
+    """Build the table of runs side by side, with ratios to the first run."""
     runs = comparison["runs"]
     table = _table("figure", *(f"{one['run'].get('name')} ({str(one['run'].get('uid'))[:8]})" for one in runs))
     for figure in runs[0]["figures"]:
@@ -102,7 +102,7 @@ def comparison_table(comparison: Json) -> Table:
 
 
 def differences_table(difference: Json, names: Sequence[str]) -> Table:
-    """The settings that two runs do not share."""
+    """Build the table of settings in which two runs differ."""
     table = _table("setting", *names)
     for row in difference["differences"]:
         _row(table, text(row["name"]), *(value(row[side]) if row[f"in_{side}"] else "" for side in ("a", "b")))
@@ -110,7 +110,7 @@ def differences_table(difference: Json, names: Sequence[str]) -> Table:
 
 
 def logs_table(files: Sequence[Json], now: float) -> Table:
-    """The log files of an attempt."""
+    """Build the table of an attempt's log files."""
     table = _table("file", "size", "changed")
     for file in files:
         _row(table, text(file.get("name")), f"{file.get('size', 0):,}", age(file.get("modified_at"), now) + " ago")
@@ -118,7 +118,7 @@ def logs_table(files: Sequence[Json], now: float) -> Table:
 
 
 def status(run: Json) -> Text:
-    """The status in its colour, and the message if there is one."""
+    """Return the status in its colour, and the message if there is one."""
     word = str(run.get("status"))
     shown = Text(word, style=STYLES.get(word, ""))
     if run.get("message"):
@@ -127,13 +127,13 @@ def status(run: Json) -> Text:
 
 
 def step(run: Json) -> str:
-    """`42/500`, or `42` where the number of steps is not known beforehand."""
+    """Return `42/500`, or `42` if the number of steps is not known beforehand."""
     total = run.get("steps_total")
     return f"{run.get('step') or 0}" + (f"/{total}" if total else "")
 
 
 def age(then: float | None, now: float) -> str:
-    """How long ago: `3 min 12 s`, `2 d 4 h`."""
+    """Return the time since `then`: `3 min 12 s`, `2 d 4 h`."""
     if then is None:
         return wording.NO_VALUE
     seconds = max(0.0, now - then)
@@ -143,14 +143,14 @@ def age(then: float | None, now: float) -> str:
 
 
 def moment(then: float | None, now: float) -> str:
-    """Local date and time, and how long ago."""
+    """Return local date and time, and the time since."""
     if then is None:
         return wording.NO_VALUE
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(then))} ({age(then, now)} ago)"
 
 
 def value(content: Any) -> str:
-    """A setting or figure in one short line."""
+    """Return a setting or figure as one short line."""
     if isinstance(content, float):
         return f"{content:.4g}"
     shown = content if isinstance(content, str) else json.dumps(content)
@@ -158,7 +158,7 @@ def value(content: Any) -> str:
 
 
 def text(content: Any, width: int = 0) -> Text:
-    """Anything as one line without control characters; cut to `width` characters if given."""
+    """Return any value as one line without control characters, cut to `width` characters if given."""
     plain = "".join(c if c.isprintable() else " " for c in str("" if content is None else content))
     if width and len(plain) > width:
         plain = plain[: width - 1] + "…"
@@ -175,7 +175,7 @@ def _attempt(attempt: Json, now: float) -> Text:
 
 
 def _row(table: Table, *cells: Text | str) -> None:
-    """A plain string given to rich is markup; what others wrote must not be."""
+    """Add a row whose strings are plain text, because rich would read them as markup."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
 

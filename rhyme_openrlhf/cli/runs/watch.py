@@ -1,6 +1,6 @@
-"""What a run does, on the terminal: its events as the lines that `rhyme train` prints, or one of its log files.
+"""A run's events on the terminal, as the lines that `rhyme train` prints, or one of its log files.
 
-Both can be followed; a broken connection is taken up again where it was. Following ends with the run.
+Both can be followed. After a broken connection, following continues at the same place. It ends with the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EventLines:
         self._display = LinesDisplay(stream)
 
     def show(self, row: dict[str, Any]) -> None:
-        """One event as the API gives it; one of a newer kind or form is passed over. Raises ClientError."""
+        """Print one event of the API; skip an event of a newer kind or form. Raises ClientError."""
         if self._as_json:
             print(json.dumps(row), file=self._stream, flush=True)
             return
@@ -74,7 +74,7 @@ class EventLines:
 
 
 def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool, stream: TextIO) -> None:
-    """The last `last` events of a run that make a line, then those that come, if `follow`. Raises ClientError."""
+    """Print the last `last` events that make a line, and with `follow` also new ones. Raises ClientError."""
     path = f"/runs/{uid}/events"
     lines = EventLines(client, uid, stream, as_json)
     # The run's first event says how many steps there are, and when it began.
@@ -104,7 +104,7 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
 def show_log(
     client: Client, uid: str, attempt: int, name: str, last: int, follow: bool, as_json: bool, stream: TextIO
 ) -> None:
-    """The last `last` lines of a log file, then what is written to it, if `follow`. Raises ClientError."""
+    """Print the last `last` lines of a log file, and with `follow` also new ones. Raises ClientError."""
     base, file = f"/runs/{uid}/attempts/{attempt}", quote(name)
     chunk = client.get(f"{base}/logs/{file}", {"tail": last})
     _print_piece(chunk, as_json, stream)
@@ -123,7 +123,7 @@ def show_log(
 
 
 def wait_for(client: Client, uid: str, statuses: Iterable[str], limit_s: float, told: Callable[[str], None]) -> str:
-    """Wait until the run has one of `statuses`, `limit_s` seconds at most; the status it has then. Raises ClientError.
+    """Wait at most `limit_s` seconds for one of `statuses`, and return the run's status then. Raises ClientError.
 
     `told` gets each status on the way.
     """
@@ -141,7 +141,7 @@ def wait_for(client: Client, uid: str, statuses: Iterable[str], limit_s: float, 
 
 
 def has_ended(client: Client, uid: str) -> bool:
-    """Whether a run has ended."""
+    """Return True if a run has ended."""
     return client.get(f"/runs/{uid}")["status"] in ENDED
 
 

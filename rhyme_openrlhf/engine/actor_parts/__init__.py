@@ -1,11 +1,11 @@
-"""What an engine's actor does beside itself, each idea a part that the run's settings attach (`engine/factory.py`).
+"""Parts of an engine's actor, one idea each; the run's settings attach them (`engine/factory.py`).
 
-1. `part` says what a part is, and what it sees of its engine.
-2. `turns` are those of the streaming pipeline; the actor goes from one to the next.
-3. `moves` are an engine's samples where samples can move; `devices` is what its node and devices keep for others.
-4. `measuring` times decode steps and carrying; `unspeculated_steps` those of an engine without drafts.
-5. `answers` are those to checks, in token ids.
+1. `part` is the base of parts, and the protocol of the engine that they see.
+2. `turns` runs the streaming pipeline's turns one after the other.
+3. `moves` keeps an engine's samples where samples can move; `devices` keeps KV buffers and shared devices.
+4. `measuring` times decode steps and transfers; `unspeculated_steps` times an engine without drafts.
+5. `answers` responds to checks, in token ids.
 
-`histories` (draft indexes for the engine core) and `timeline` (what the actor did, and why it waited) are the actor's
-own.
+`histories` (draft indexes for the engine core) and `timeline` (activity of the actor, and causes of waiting) belong to
+the actor itself.
 """

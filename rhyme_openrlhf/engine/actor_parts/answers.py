@@ -1,8 +1,9 @@
-"""What checks ask of an engine: answers to requests in token ids, and what the engine is.
+"""Calls that checks make: responses to requests in token ids, and the engine's properties.
 
-Invariants: a request goes the way a sample goes (weight version as cache salt, history by prompt key, final output
-only); a history is installed by hand instead of coming from a history worker, so that a check knows what is drafted;
-samples of a check differ from each other, also where the run is reproducible.
+Invariants:
+- A request goes the way a sample goes: weight version as cache salt, history by prompt key, final output only.
+- A check installs history by hand instead of fetching it from a history worker, so it knows the drafts.
+- Samples of a check differ from each other, also where the run is reproducible.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""What an engine's node and devices keep beside its samples: KV buffers for moves, and the time of another layout.
+"""KV buffers of an engine's node for moves, and devices that engines of two layouts share.
 
 A move between two nodes has a buffer on each (kv/buffer.py). The destination asks the source's actor for rows, which go
-from node to node as an object of Ray's store; the home through which moves are ordered never has them. Where engines of
-two layouts are on the same devices, one's timeline is the other's while it runs nothing, and each gives its KV cache's
-memory to the other when it is told to.
+from node to node as an object of Ray's store. The home that orders moves never holds the rows. Engines of two layouts
+may share devices. Then one's timeline is the other's while it runs nothing, and each gives up its KV cache's memory on
+order.
 
-Invariants: a buffer that is made here is of this node and this process; rows arrive whole, or the answer says why not;
-a KV cache sleeps only while no order about a sample is under way.
+Invariants:
+- A buffer made here belongs to this node and this process.
+- Rows arrive whole, or the return value says why not.
+- A KV cache sleeps only while no order about a sample is under way.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from rhyme_openrlhf.kv.buffer import KvBuffer, KvBufferStore, KvLayout, read_row
 
 
 class Devices(Part):
-    """Those of one engine whose samples can move. `is_tail()`: told where it is an engine of a tail layout."""
+    """KV buffers and shared devices of one engine whose samples can move.
+
+    `is_tail()`: whether the engine belongs to a tail layout.
+    """
 
     def __init__(self, engine: Engine, is_tail: Callable[[], None] = lambda: None) -> None:
         super().__init__(engine)
@@ -37,7 +42,7 @@ class Devices(Part):
         return KvBufferStore()
 
     async def make_kv_buffer(self, layout: KvLayout, rows: int) -> KvBuffer:
-        """A new buffer on this node. Raises OSError."""
+        """Make a buffer on this node. Raises OSError."""
         return self._kv_buffers.make(layout, rows)
 
     async def remove_kv_buffer(self, buffer: KvBuffer) -> None:
@@ -60,13 +65,13 @@ class Devices(Part):
     # --- two layouts on the same devices
 
     async def stand_by(self) -> None:
-        """From now on, while this engine runs nothing, its devices are another layout's."""
+        """Count the time in which this engine runs nothing as another layout's, from now on."""
         self._is_tail()
         self.engine.rests = ELSEWHERE
         await self.lend_devices()
 
     async def lend_devices(self) -> None:
-        """Its devices are another layout's until it generates again."""
+        """Leave the devices to another layout until this engine generates again."""
         if not self.engine.running:
             self.engine.timeline.enter(ELSEWHERE, time.time(), self.engine.weight_version)
 
@@ -76,7 +81,7 @@ class Devices(Part):
             self.engine.timeline.enter("switch", time.time(), self.engine.weight_version)
 
     async def end_switch(self) -> None:
-        """They are here, or will not come."""
+        """End the wait for devices: they are here, or will not come."""
         if not self.engine.running:
             self.engine.timeline.enter(self.engine.rests, time.time(), self.engine.weight_version)
 

@@ -1,13 +1,15 @@
 """Brings draft indexes of the prompts that an engine answers from history workers into its engine core.
 
-The engine core is no Ray worker, so an index goes through a file on tmpfs that the core maps; the file is removed as
-soon as it is mapped, and by the next engine on the node where a kill came in between. A conversation's rounds have a
-history each (prompt_keys.py): that of the first is fetched when the prompt arrives, that of a later one when the first
-of the prompt's samples gets there.
+The engine core is no Ray worker, so an index goes through a file on tmpfs that the core maps. The file is removed as
+soon as it is mapped; after a kill in between, the next engine on the node removes it. Each round of a conversation has
+its own history (prompt_keys.py). The first round's is fetched when the prompt arrives, a later one's when the prompt's
+first sample gets there.
 
-Invariants: an index is fetched once however many samples want it, and forgotten when the prompt's last call has ended;
-a fetch that is not over by then is given up. No failure here reaches a sample, the prompt has no drafts then; a worker
-that fails is noted when it begins to, not with every prompt, and again only after it has answered.
+Invariants:
+- An index is fetched once however many samples want it, and forgotten when the prompt's last call has ended. A fetch
+  that is still running then is given up.
+- No failure here reaches a sample; its prompt only has no drafts.
+- A failing worker is noted at its first failure, and again only after it has answered.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""What an engine is measured by: its decode steps and prefills, and carrying to it, KV blocks and weights alike.
+"""Measurements of an engine: its decode steps, prefills, and transfers of KV blocks and weights to it.
 
-A run without a profile measures its first engine, and `rhyme profile` one of its own. Blocks and weights go the ways
-that a run's go: blocks through a new buffer in the node's shared memory (kv/), written by every tensor-parallel rank
-and read again, one after the other; weights through a segment there (weights/node).
+A run without a profile measures its first engine, and `rhyme profile` one of its own. Transfers go the ways that a
+run's go. Blocks pass through a new buffer in the node's shared memory (kv/): every tensor-parallel rank writes them,
+then reads them, one rank after the other. Weights pass through a segment there (weights/node).
 
-Invariants: measuring is done while no sample runs, leaves no trace in the engine's counters, and ends with scheduler,
-blocks and weights as they were; requests sample at temperature 1, as runs do, and stop only at the length asked for.
+Invariants:
+- Measuring happens while no sample runs, and leaves no trace in the engine's counters.
+- Scheduler, blocks and weights end as they were.
+- Requests sample at temperature 1, as runs do, and stop only at the length asked for.
 """
 
 from __future__ import annotations

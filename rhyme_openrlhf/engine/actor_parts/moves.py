@@ -1,19 +1,20 @@
-"""The samples of one engine where samples can move: it is told of each, and tells others what became of them.
+"""The samples of one engine where samples can move: it registers each, and reports outcomes to their keeper.
 
-The caller's await is not here but with the sample's keeper (moves/keeper.py), which asks `collect` for news: so nothing
-but the KV cache and the latest tokens dies with an engine. A sample has another name for every stay at an engine, its
-place; all calls name places, and every order may be given twice.
+The caller's await is with the sample's keeper (moves/keeper.py), which polls `collect` for news. So only the KV cache
+and the latest tokens die with an engine. A sample has another name for every stay at an engine, its place. All calls
+name places, and every order may be given twice.
 
 In a move that hands over, a sample is expected before its engine has stopped it. Its request waits in the engine core
-(engine/scheduler_parts/moves.py), which goes on with it as soon as it is handed over. What it then makes is held back
-from its keeper until `start_sample` brings what the core does not have: the log-probabilities of what was generated
-elsewhere.
+(engine/scheduler_parts/moves.py), which continues it as soon as it is handed over. The resulting output is held back
+from its keeper until `start_sample` brings the missing piece: log-probabilities of the tokens generated elsewhere.
 
-Invariants: blocks of a reservation are written only while nothing can take them away (within one call of the scheduler,
-which voids them all at a weight load; of one sample, releasing and moving in exclude each other, and of all of them
-weight loads do); a sample that is stopped is told of with every token its engine has made; nothing is told of an
-expected sample before it is started; a core that went on with other tokens than its keeper knows counts as one that did
-not.
+Invariants:
+- Blocks of a reservation are written only while nothing can take them away: within one call of the scheduler, which
+  voids them all at a weight load. Releasing one sample and moving it in exclude each other, and weight loads exclude
+  moving in.
+- The report of a stopped sample has every token that its engine has made.
+- An expected sample is reported only after its start.
+- A core that continued with other tokens than the keeper knows counts as one that did not continue.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ FIRST_TOKEN_POLL_SECONDS = 0.02
 
 
 class SampleStays(Protocol):
-    """What is told of each stay of a sample at this engine: its turns, in a pipelined run."""
+    """Listener to each stay of a sample at this engine: its turns, in a pipelined run."""
 
     @property
     def expects_samples(self) -> bool:
-        """Whether samples may be expected here before they are started."""
+        """Return whether samples may be expected here before they are started."""
 
     def comes(self, place: str, group: tuple[int, int] | None, begins: bool) -> None:
         """Take a sample up; `begins`: it has generated nothing elsewhere. Said twice it is the same."""
@@ -81,10 +82,10 @@ class _Here:
 
 
 class Moves(Part):
-    """The samples of one engine. `stays`: who is told of them, None: nobody.
+    """The samples of one engine. `stays`: their listener, or None.
 
-    By place: `here` has those that are here, `finished` what is to be told of others, `expected` vLLM's names of those
-    that are to come by a handover.
+    By place: `here` has those that are here, `finished` those that the next news reports, `expected` vLLM's names of
+    those that are to come by a handover.
     """
 
     def __init__(self, engine: Engine, stays: SampleStays | None = None) -> None:
@@ -118,7 +119,7 @@ class Moves(Part):
         """Begin a sample, or go on with one that has come to `progress`.
 
         `room`: the reservation it takes up, in which the KV cache of the first `computed` tokens lies once `rest` is
-        copied in. Whatever runs at an engine of the pipeline belongs to a turn.
+        copied in. In a pipelined run, every sample at an engine belongs to a turn.
         """
         if (gone_on := await self.go_on(place, progress)) is not None:
             if progress is not None and place in self.here:
@@ -198,7 +199,7 @@ class Moves(Part):
             return await self._until_expected(place)
 
     def _refuses(self, progress: Progress | None) -> str:
-        """Why a sample that has come to `progress` cannot go on here now, or ""."""
+        """Return why a sample that has come to `progress` cannot go on here now, or ""."""
         if progress is None:
             # It waits for weights here, and begins with them.
             return ""
@@ -267,9 +268,10 @@ class Moves(Part):
             self.engine.ended(place)
 
     async def collect(self, wait_s: float) -> News:
-        """What became of samples since the last call; waits up to `wait_s` seconds for one to finish.
+        """Return news of samples since the last call; wait up to `wait_s` seconds for one to finish.
 
-        What is told is told once: there is one keeper. Raises EngineCoreError when vLLM's process is gone.
+        Each update is delivered exactly once, because there is one keeper. Raises EngineCoreError when vLLM's process
+        is gone.
         """
         self._news.clear()
         if not self.finished and not self._dead:
@@ -289,7 +291,7 @@ class Moves(Part):
         return News(finished, grown, self.engine.weight_version, self.engine.is_open)
 
     async def discard_sample(self, place: str) -> None:
-        """End a sample here, if it is; nothing more is told of it."""
+        """End a sample here, if it is here, and report nothing more about it."""
         here = self.here.get(place)
         if here is not None:
             await self._when_known(place)
@@ -337,7 +339,7 @@ class Moves(Part):
         return state is not None and await self.engine.scheduler(SchedulerMoves.resume_sample, state.request_id)
 
     async def _when_known(self, place: str) -> Any:
-        """What vLLM's frontend keeps of a sample that is here; None when there is none (any more)."""
+        """Return the state that vLLM's frontend keeps of a sample that is here; None when there is none (any more)."""
         limit = asyncio.get_running_loop().time() + CATCH_UP_SECONDS
         while (state := self._outputs.state(place)) is None and place in self.here:
             if asyncio.get_running_loop().time() > limit:
@@ -360,9 +362,9 @@ class Moves(Part):
         return ""
 
     async def go_on(self, place: str, progress: Progress | None) -> Started | None:
-        """What became of a sample that was expected here, and has come to `progress`; None: it is to be started.
+        """Return the outcome of a sample that was expected here and has come to `progress`; None: it is to be started.
 
-        Then nothing is left of it here.
+        With None, nothing is left of it here.
         """
         request_id = self.expected.pop(place, None)
         if request_id is None:
@@ -378,7 +380,9 @@ class Moves(Part):
         return Started(not_carried=gone_on[1])
 
     async def first_token_at(self, place: str, wait_s: float) -> float | None:
-        """When a sample that came here had its first token here, unix seconds; None if it has none after `wait_s`."""
+        """Return when a sample that moved here got its first token, in unix seconds; None if it has none after
+        `wait_s`.
+        """
         limit = asyncio.get_running_loop().time() + wait_s
         state = self._outputs.state(place)
         if state is None:
@@ -409,7 +413,7 @@ class Moves(Part):
         return True
 
     async def kv_layout(self) -> KvLayout | str:
-        """The layout of this engine's KV cache, or one sentence why its blocks cannot be moved."""
+        """Return the layout of this engine's KV cache, or one sentence why its blocks cannot be moved."""
         if not await self.engine.scheduler(SchedulerMoves.can_carry_kv):
             return f"engine {self.engine.index} has more than one kind of attention"
         plain = (await self.engine.workers(WorkerCalls.rhyme_kv_layout))[0]
@@ -431,7 +435,7 @@ class Moves(Part):
         return await self._import(room, Rest(buffer, first, end))
 
     async def status(self) -> EngineStatus:
-        """What this engine is doing now (scheduling/engine_status.py); figures over time are since the last call."""
+        """Return this engine's state (scheduling/engine_status.py); figures over time are since the last call."""
         answer = await self.engine.scheduler(SchedulerMoves.status)
         found = [SampleStatus(self._outputs.name_of(name), *rest) for name, *rest in answer["samples"]]
         mean = answer["decode"]

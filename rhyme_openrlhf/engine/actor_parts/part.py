@@ -1,7 +1,7 @@
-"""What an engine's actor has beside itself, its parts; what a part sees of the engine; and the order of its orders.
+"""The base of an engine actor's parts, the protocol of the engine that they see, and the order of its orders.
 
-An actor (engine/actor.py) knows no part by name. `factory.parts_of` attaches those that a run's settings ask for; each
-answers the calls of one protocol of calls.py, and is told of what happens to the engine by the methods of `Part`.
+An actor (engine/actor.py) knows no part by name. `factory.parts_of` attaches the parts that a run's settings ask for.
+Each answers the calls of one protocol of calls.py. The methods of `Part` notify it of the engine's events.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class OrdersLock:
 
 
 class Engine(Protocol):
-    """What a part sees of its engine's actor (engine/actor.py says what each does).
+    """An engine's actor as a part sees it (engine/actor.py describes each method).
 
     `running`: vLLM's names of the samples that run; `rests`: the timeline's state while nothing runs; `traced`: the
-    prompts of whose samples drafts are noted; `counted`: totals of before the rollout.
+    prompts whose samples' drafts are noted; `counted`: totals of before the rollout.
     """
 
     llm: Any
@@ -131,16 +131,16 @@ class Part:
         """Do what comes before the engine's own start; `start` begins an engine of other settings and arguments."""
 
     def has_started(self) -> None:
-        """The engine has started, and answered its first requests."""
+        """React to the engine's start, after its first requests were answered."""
 
     def sample_started(self, request_id: str) -> None:
-        """A sample's request goes to vLLM."""
+        """React to a sample's request that goes to vLLM."""
 
     def sample_ended(self, request_id: str) -> None:
-        """A sample's request is over."""
+        """React to the end of a sample's request."""
 
     def answered(self) -> None:
-        """The current task's call of `generate` is over, well or not."""
+        """React to the end of the current task's call of `generate`, successful or not."""
 
     def rollout_begun(self) -> None:
-        """What was done before is none of the rollout that begins."""
+        """Begin a rollout: earlier work no longer counts."""

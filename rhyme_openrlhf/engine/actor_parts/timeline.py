@@ -4,9 +4,11 @@ Bubbles (docs/architecture.md) are engine time in the rollout stage with nothing
 rollout stages follow each other, the stage's borders tell the cause (`EngineTimeline`). In the streaming pipeline,
 where steps overlap, the engine itself tells it when it becomes idle (`CausedTimeline`).
 
-Invariants: intervals never overlap, and are handed out once; those up to a border are contiguous, so an engine's states
-add up to wall time, but for times in which the engine's devices are another layout's (ELSEWHERE); no interval crosses a
-border that was asked for: what is behind it is handed out later.
+Invariants:
+- Intervals never overlap, and are handed out once.
+- Intervals up to a border are contiguous, so an engine's states add up to wall time, except for times in which its
+  devices are another layout's (ELSEWHERE).
+- No interval crosses a requested border: the part after it is handed out later.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class EngineTimeline:
 
     @property
     def state(self) -> str:
-        """What the engine is doing."""
+        """The engine's present state."""
         return self._state
 
     def enter(self, state: str, now: float, weight_version: int) -> None:
@@ -57,8 +59,8 @@ class EngineTimeline:
     def take(self, rollout_start: float, rollout_end: float) -> list[TimelineInterval]:
         """Return everything up to `rollout_end` that was not taken yet; the running state goes on from there.
 
-        Idle time inside the stage is `tail` once the engine has generated in it (others still run) and `weights`
-        before that (it waits for its first request of this version); outside the stage the cause is `trainer`.
+        Idle time inside the stage is `tail` once the engine has generated in it (others still run). Before that it is
+        `weights`: the engine waits for its first request of this version. Outside the stage the cause is `trainer`.
         """
         closed, self._closed = self._closed, []
         if rollout_end > self._since:

@@ -1,19 +1,19 @@
 """An engine's turns in the streaming pipeline: it has them ahead of time and goes from one to the next by itself.
 
-Prompts come before their turn and wait here, in the engine's actor, not in vLLM. Which turn begins and which weights
-are loaded before it is decided by `scheduling/turns.py`. RhymeRL 4.2 (worker-controlled weight updates) and figure 10.
-Where samples can move, their callers wait in the samples' home, and the part that has the samples tells of each stay
-here (`SampleStays`).
+Prompts come before their turn and wait here, in the engine's actor, not in vLLM. `scheduling/turns.py` decides which
+turn begins and which weights are loaded before it. RhymeRL 4.2 (worker-controlled weight updates) and figure 10. Where
+samples can move, their callers wait in the samples' home, and the part that has the samples reports each stay here
+(`SampleStays`).
 
 Invariants:
-- A turn's samples are all generated with one weight version, but for deferred ones, which hold up no turn and go on
-  through loads (each is noted with the tokens until then).
-- A turn is over when its last sample needs the engine no more, so rewards do not hold it up (an agent may come back for
-  another round of its conversation: there it is over when its calls are).
-- A sample that came from another engine holds the turn up that it came into, so no weights load below it (but if it is
-  deferred); a sample that left holds none up.
-- An engine of a tail layout has no turns: it takes weights when it is told to, and only while it has no sample.
-- What goes wrong between two turns fails the calls that wait.
+- A turn's samples are all generated with one weight version. The exception is deferred samples, which hold up no turn
+  and go on through loads; each load is noted with the tokens until then.
+- A turn is over when its last sample needs the engine no more, so rewards do not hold it up. A turn of agents is over
+  when their calls are, because an agent may come back for another round of its conversation.
+- A sample from another engine holds up the turn that it joined, unless it is deferred, so no weights load under it. A
+  sample that left holds up none.
+- An engine of a tail layout has no turns: it loads weights on order, and only while it has no sample.
+- A failure between two turns fails the calls that wait.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Turns(Part):
     # --- what the controller tells
 
     async def hand_turn(self, turn: Turn, samples: int | None, traced: list[str]) -> None:
-        """A turn to come, of so many samples (None: until `close_turn`); their calls are sent when this has returned.
+        """Append a turn of `samples` samples (None: until `close_turn`); their calls are sent when this has returned.
 
-        Of the samples of the `traced` prompts (`prompt_key`) it is noted what was drafted.
+        The drafts of samples of the `traced` prompts (`prompt_key`) are noted.
         """
         self._turns.hand(turn, samples)
         self._expect(turn, traced)
@@ -109,8 +109,10 @@ class Turns(Part):
         self._reports[turn.number] = loop.create_future()
 
     async def extend_turn(self, turn: Turn, samples: int, traced: list[str]) -> tuple[int, bool]:
-        """More samples of a training step than were handed, because they could not be generated elsewhere, or not as
-        they should. As `EngineTurns.extend`: number of the turn their calls are to be sent for, and whether it is new.
+        """Add samples to a training step that could not be generated elsewhere, or not as they should.
+
+        Return the number of the turn for which their calls are to be sent, and whether it is new
+        (`EngineTurns.extend`).
         """
         number, new = self._turns.extend(turn, samples)
         if new:
@@ -119,12 +121,12 @@ class Turns(Part):
         return number, new
 
     async def close_turn(self, number: int) -> None:
-        """All prompts of a turn have been answered of which it was not known how many there would be."""
+        """Close a turn of open size: all its prompts have been answered."""
         self._turns.close(number)
         self._advance()
 
     async def no_more_turns(self) -> None:
-        """The last turn of the run has been handed: from its end on the engine only waits for others."""
+        """Note that the run's last turn has been handed: after it the engine only waits for others."""
         self._last_turn = True
         self._advance()
 
@@ -191,13 +193,13 @@ class Turns(Part):
             await asyncio.shield(self._begun[call.number])
 
     async def turn_report(self, number: int) -> TurnReport:
-        """What the engine did in a turn; waits until the turn is over."""
+        """Return what the engine did in a turn; wait until the turn is over."""
         report = await asyncio.shield(self._reports[number])
         del self._reports[number]
         return report
 
     def stage_intervals(self, start: float, end: float) -> list[Any]:
-        """The engine's timeline (`TimelineInterval`s) up to `end`, as far as it was not asked for before."""
+        """Return the engine's timeline (`TimelineInterval`s) up to `end`, from where the last call stopped."""
         return self.engine.timeline.take(start, end)
 
     # --- what the trainer tells
@@ -224,7 +226,7 @@ class Turns(Part):
             self._going_on.add_done_callback(self._stopped)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        """Nobody waits for the task itself: those who wait for a turn or for weights hear what it failed with."""
+        """Pass the failure of the task, which nobody awaits, to the calls that wait for a turn or for weights."""
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
@@ -259,7 +261,7 @@ class Turns(Part):
         self._begun[turn.number].set_result(None)
 
     async def _report_turn(self) -> None:
-        """The current turn has ended: note what was done in it, before anything else is."""
+        """Note what was done in the current turn, which has ended, before anything else is done."""
         turn = self._turns.current
         assert turn is not None
         self._reported_turn = True
@@ -307,7 +309,7 @@ class Turns(Part):
         return seconds
 
     def _note_load(self, request_id: str, version: int, tokens: int) -> None:
-        """Note weights that were loaded when a sample had so many tokens."""
+        """Note weights that were loaded when a sample had `tokens` tokens."""
         if request_id in self._samples:
             self._samples[request_id][1].loads.append((version, tokens))
         if request_id in self._stays:
@@ -344,8 +346,9 @@ class Turns(Part):
     # --- samples that can move (`SampleStays`)
 
     async def enter_turn(self, number: int, place: int, samples: int) -> int:
-        """Wait until turn `number` has begun, in which so many samples of prompt `place` follow; return the weights
-        that they will have."""
+        """Wait until turn `number` has begun, in which `samples` samples of prompt `place` follow; return the weights
+        that they will have.
+        """
         call = TurnCall(number, place, samples)
         self._entered[number, place] = call
         self._calls.add(call)
@@ -354,7 +357,7 @@ class Turns(Part):
 
     @property
     def expects_samples(self) -> bool:
-        """Whether samples may be expected here before they are started: only where they belong to no turn."""
+        """Return whether samples may be expected here before they are started: only where they belong to no turn."""
         return self._tail
 
     def comes(self, place: str, group: Group | None, begins: bool) -> None:

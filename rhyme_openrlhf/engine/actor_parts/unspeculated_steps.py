@@ -4,8 +4,12 @@ On a GPU vLLM 0.29.0 runs an engine without drafts otherwise: second model runne
 graphs. "Gain now" is against such an engine (drafting/gain.py), which no engine can become once it has started.
 Measuring takes one engine start more. The steps are kept in the profile, so only the first run of a model pays.
 
-Invariants: without a GPU nothing is measured, because vLLM runs both engines alike there; a failure costs the steps and
-never the run; the other engine has ended when `measured` returns. Nothing here has run on a GPU.
+Invariants:
+- Without a GPU nothing is measured, because vLLM runs both engines alike there.
+- A failure costs the steps and never the run.
+- The other engine has ended when `measured` returns.
+
+Nothing here has run on a GPU.
 """
 
 from __future__ import annotations
@@ -79,7 +83,7 @@ async def measured(measuring: Any, start: Callable[[], Awaitable[None]], ranks: 
 
 
 class _Waiting:
-    """What measures an engine of this process, as calls that wait, for threads beside its event loop."""
+    """Blocking calls to the measuring of an engine of this process, for threads beside its event loop."""
 
     def __init__(self, measuring: Any) -> None:
         self._measuring = measuring

@@ -1,4 +1,5 @@
-"""What knows vLLM's insides, one idea a module: each names the versions it was checked against and has a contract test.
+"""Code that knows vLLM's insides, one idea a module: each names the versions it was checked against and has a contract
+test.
 
 1. `core_channel` adds a method to the engine core, so that an actor can call its scheduler.
 2. `resumed_requests` lets a new request bring response tokens and a generator's state.

@@ -1,10 +1,12 @@
 """Patches: vLLM's rejection sampler takes log-probabilities of the rows that were computed, and its memory is reserved.
 
-vLLM gathers a row of logits for every sample and every place of the longest draft, and only then takes the softmax: 128
+vLLM gathers a row of logits for every sample and every place of the longest draft, and only then takes the softmax. 128
 samples of which one has 32 drafts compute 160 rows, and vLLM's log-softmax runs over 4,224. `ComputedRowsSampler` takes
-it of the computed rows, and repeats the few numbers that remain of each. And vLLM's profile run, which decides how
-large the KV cache is, verifies a draft token for each sample without log-probabilities; here it also verifies as many
-rows as a step may have (`engine/scheduler_parts/drafting.py`), with log-probabilities.
+it of the computed rows, and repeats the few numbers that remain of each.
+
+vLLM's profile run decides how large the KV cache is. It verifies a draft token for each sample, without
+log-probabilities. Here it also verifies as many rows as a step may have (`engine/scheduler_parts/drafting.py`), with
+log-probabilities.
 
 Invariants: what the sampler returns for tokens that were sampled is vLLM's own, bit for bit; the memory is reserved on
 GPUs only. Checked against vLLM 0.29.0 and 0.32.0 `v1/sample/rejection_sampler.py`, `v1/worker/gpu_model_runner.py`;

@@ -2,12 +2,11 @@
 
 vLLM's frontend keeps, for each request, a detokenizer (which also looks for stop strings) and its log-probabilities.
 Here they are filled before the engine hears of the request. So text, tokens, log-probabilities, and stop strings across
-the seam come out as if the request had always been here, and nothing needs stitching.
-Checked against vLLM 0.29.0 and 0.32.0 `v1/engine/output_processor.py`; contract test:
-`tests/engine/patches/test_contracts.py`.
+the seam come out as if the request had always been here, and nothing needs stitching. Checked against vLLM 0.29.0 and
+0.32.0 `v1/engine/output_processor.py`; contract test: `tests/engine/patches/test_contracts.py`.
 
-What an engine core makes of a sample that was handed over to it (engine/actor_parts/moves.py) comes before that is
-known here: it is held back and processed after.
+After a handover (engine/actor_parts/moves.py), the engine core may generate before the earlier output is known here.
+Its new output is held back and processed afterwards.
 
 Invariant: only requests that were announced by `expect` or `hold` are touched.
 """

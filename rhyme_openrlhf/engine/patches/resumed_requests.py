@@ -3,11 +3,13 @@
 vLLM's first model runner (V1: with speculation, and always on CPU) takes every new request for one without a response.
 It keeps a `CachedRequestState` of each, which can hold a response: that of a preempted request does. So only the name
 by which the runner makes one is replaced. The other runner (V2) takes the tokens from the scheduler by itself; with it
-nothing here is called. Checked against vLLM 0.29.0 and 0.32.0 `v1/worker/gpu_model_runner.py::_update_states`;
-contract test: `tests/engine/patches/test_contracts.py`.
+nothing here is called. Checked against vLLM 0.29.0 and 0.32.0 `v1/worker/gpu_model_runner.py::_update_states`; contract
+test: `tests/engine/patches/test_contracts.py`.
 
-Invariants: requests that bring nothing are made as ever; penalties, min_tokens and stop conditions of one that does see
-its response tokens as response, not as prompt; a seeded generator goes on where it stood.
+Invariants:
+- Requests that bring nothing are made as ever.
+- Penalties, min_tokens and stop conditions of a resumed request see its response tokens as response, not as prompt.
+- A seeded generator continues from its state.
 """
 
 from __future__ import annotations

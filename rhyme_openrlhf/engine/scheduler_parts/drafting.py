@@ -86,8 +86,8 @@ class Drafting(Part):
         self.histospec = HistoSpecSettings(**config.additional_config[SETTINGS_KEY])
         self.settings = DraftingSettings(**config.additional_config[DRAFTING_KEY])
         self._most_rows = most_rows(config)
-        # vLLM pads a request that joins a decode batch with one token to the longest draft, for FULL CUDA graphs,
-        # unless draft lengths are looked up: one arrival would add rows that nobody proposed.
+        # For FULL CUDA graphs vLLM pads a request that joins a decode batch with one token to the longest draft. An
+        # arrival would add rows that no source proposed. vLLM does not pad where draft lengths are looked up.
         scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
         self._overhead: SpeculationOverhead | None = None
         self._traces = DraftTraces()
@@ -254,10 +254,10 @@ class Drafting(Part):
                     self._traces.add(name, drafted, accepted, position, self.source.names[source])
 
     def sampled(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """Have the source know what was written.
+        """Give the sampled tokens to the source.
 
-        A request goes on with all that it sampled: what a stop cuts off ends it, and no connector of ours loads KV
-        blocks that can fail, whose samples vLLM would drop.
+        A request goes on with all that it sampled. A stop that cuts tokens off ends the request. vLLM would drop
+        samples whose KV blocks failed to load, but no connector of ours loads blocks that can fail.
         """
         started = time.perf_counter()
         if tokens:

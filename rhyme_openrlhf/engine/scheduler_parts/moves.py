@@ -45,8 +45,8 @@ from rhyme_openrlhf.kv.handover import Handover
 
 # Of arrivals whose first token, or whose handover, nobody asked for.
 ARRIVALS_KEPT = 1024
-# An engine with nothing else to do looks so often for what it expects (a look takes some 30 microseconds a sample), and
-# so long at most, because its process has signals to see to.
+# Interval at which an idle engine polls for expected samples: a poll takes some 30 microseconds a sample. The longest
+# time that it polls follows, because its process has signals to handle.
 LOOK_SECONDS = 0.0005
 LOOKING_SECONDS = 0.05
 
@@ -71,8 +71,8 @@ class Moves(Part):
         # Blocks by reservation; None: void, its blocks are gone. And how many tokens of KV cache lie in them.
         self._rooms: dict[str, list[Any] | None] = {}
         self._filled: dict[str, int] = {}
-        # Arrivals that are handed over by their engines, before that; and how those fared that were: the response
-        # tokens they brought, and why their KV cache is computed again ("": it is not).
+        # Arrivals that their engines will hand over. And outcomes of handovers: the response tokens that came, and why
+        # the KV cache is computed again ("": it is not).
         self._expected: dict[str, Any] = {}
         self._gone_on: dict[str, tuple[int, str]] = {}
         # Arrivals with KV blocks that no step has met yet.

@@ -1,4 +1,4 @@
-"""Who may do what: every route is walked, so that none is open by accident."""
+"""Permissions of every route, so that none is open by accident."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_two_services_on_one_host_sign_nobody_out_of_the_other(make_settings: An
             app = create_app(make_settings(data_dir=str(tmp_path / str(port))), show_link=shown.append)
             browsers.append(stack.enter_context(TestClient(app, base_url=f"http://127.0.0.1:{port}")))
             assert browsers[-1].post("/api/v1/session", json={"token": shown[0]}).status_code == 200
-            # Browsers keep cookies by host and name, whatever the port.
+            # Browsers keep cookies by host and name, for all ports together.
             jar |= dict(browsers[-1].cookies)
         cookies = {"Cookie": "; ".join(f"{name}={value}" for name, value in jar.items())}
         assert [browser.get("/api/v1/runs", headers=cookies).status_code for browser in browsers] == [200, 200]

@@ -1,4 +1,4 @@
-"""What stops a request before any route: host, origin, size, rate; and what every answer carries."""
+"""Refusals before any route (host, origin, size, rate), and the headers of every response."""
 
 from __future__ import annotations
 

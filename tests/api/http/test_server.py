@@ -18,7 +18,7 @@ from rhyme_openrlhf.api.http import server as server_module
 from rhyme_openrlhf.api.http.server import Server
 
 BATCHES = f"/api/v1/ingest/attempts/{'b' * 16}/batches"
-# For whatever must happen: far more than it takes.
+# Longest wait for anything that must happen; far more than it takes.
 LIMIT_SECONDS = 30.0
 
 

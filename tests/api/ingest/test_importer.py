@@ -1,4 +1,4 @@
-"""A run directory into the store: the same rows as a live report, whatever arrived before."""
+"""A run directory into the store: the same rows as a live report, after any earlier reports."""
 
 import itertools
 import json
@@ -192,7 +192,7 @@ def test_a_resumed_run_is_restored_with_all_its_attempts(
     for uid, folder, rows in zip(uids, folders, parts, strict=True):
         report(database, folder, run, uid, rows)
     assert stored_rows(database, run) == expected
-    # What the run's own token announced stays, whichever directory comes in.
+    # Attempts that the run's own token announced stay after the import of any directory.
     for folder in folders:
         assert import_directory(database, folder, NOW).removed == ()
         assert stored_rows(database, run)["steps"] == expected["steps"]

@@ -1,4 +1,4 @@
-"""From events to rows, without a store."""
+"""Rows made of events, without a store."""
 
 import dataclasses
 import itertools

@@ -279,7 +279,7 @@ def test_what_the_store_has_lost_is_told_before_more_is_stored(
 def test_an_attempt_that_is_removed_leaves_no_trace(
     database: Database, make_run: Callable[..., Rows], stored_rows: Callable[..., Any]
 ) -> None:
-    """Whichever of three attempts that do each other's steps again is taken out."""
+    """Three attempts repeat each other's steps, and each of them in turn is removed."""
     parts = [make_run(seed=20 + n, steps=steps, end="") for n, steps in enumerate([(1, 2, 3, 4), (2, 3), (3, 4, 5)])]
     for gone in range(3):
         whole, rest = next(_uids), next(_uids)

@@ -1,4 +1,4 @@
-"""What passes `prepare` fits into both databases; what does not is refused by position and name."""
+"""Events that pass `prepare` fit into both databases; others are refused by position and name."""
 
 import json
 import math

@@ -180,8 +180,8 @@ def test_a_submission_that_nobody_answered_is_made_again_and_once(launched: Any,
 def test_a_job_that_ray_never_takes_fails(launched: Any) -> None:
     launched.cluster.forgets = True
     run = launched.start()
-    for _ in range(70):
-        launched.turn()
+    for _ in range(14):
+        launched.turn(10)
     assert launched.run(run["uid"])["status"] == "failed"
 
 

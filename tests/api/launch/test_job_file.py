@@ -1,4 +1,4 @@
-"""What travels to a job: checked where it is read, with nothing secret in it and no value on a command line."""
+"""The file that a job gets: checked by its reader, without secrets, and with no value on a command line."""
 
 from __future__ import annotations
 

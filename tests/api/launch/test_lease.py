@@ -1,4 +1,4 @@
-"""The lease on dispatching: at most one service may commit, whatever freezes, jumps or dies; on both databases."""
+"""The lease on dispatching: at most one service commits, also when clocks jump and services freeze or die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run that was stopped and resumed has stored, on both databases: attempts, raw events, and its steps once."""
+"""Rows of a stopped and resumed run on both databases: attempts, raw events, and each step once."""
 
 from __future__ import annotations
 

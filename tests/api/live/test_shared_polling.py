@@ -15,7 +15,7 @@ END_SECONDS = 20.0
 
 
 class Store:
-    """What is looked at; `looks` are the keys of each look."""
+    """A watched source; `looks` are the keys of each look."""
 
     def __init__(self) -> None:
         self.values = {"a": 1, "b": 1}

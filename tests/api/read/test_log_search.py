@@ -1,4 +1,4 @@
-"""Search in a log: every line once, in order, whatever the blocks it is read in."""
+"""Search in a log: every line once, in order, for every size of the blocks read."""
 
 from __future__ import annotations
 

@@ -122,7 +122,13 @@ def test_every_metric_of_the_dashboard_exists(reported: Any, record: Any) -> Non
 def test_what_is_not_there_is_a_problem(api: Any, path: str) -> None:
     answer = api.viewer.get(path)
     assert answer.status_code == 404
-    assert answer.json() == {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "Not Found"}
+    assert answer.json() == {
+        "type": "about:blank",
+        "title": "Not Found",
+        "status": 404,
+        "code": "not_found",
+        "detail": "Not Found",
+    }
 
 
 def test_a_wrong_method_is_a_problem_that_names_the_right_ones(api: Any) -> None:

@@ -120,6 +120,17 @@ def test_a_run_that_ended_is_resumed_by_a_new_attempt(launched: Any) -> None:
     assert f"--ckpt.path={second['checkpoint_path']}" in launched.cluster.argv[second["uid"]]
 
 
+def test_a_resume_with_a_key_happens_once(launched: Any) -> None:
+    run = launched.operator.post("/api/v1/runs", json=SPEC).json()
+    path, key = f"/api/v1/runs/{run['uid']}", {"Idempotency-Key": "one"}
+    for attempts in (2, 2):
+        launched.operator.post(f"{path}/stop")
+        answer = launched.operator.post(f"{path}/resume", headers=key)
+        assert answer.status_code == 200 and len(answer.json()["attempts"]) == attempts
+    again = launched.operator.post(f"{path}/resume", headers={"Idempotency-Key": "two"})
+    assert len(again.json()["attempts"]) == 3
+
+
 def test_logs_and_records_of_runs_that_were_started_here_can_be_read_whatever_the_roots(launched: Any) -> None:
     run = launched.start()
     directory = Path(run["attempts"][0]["run_directory"])

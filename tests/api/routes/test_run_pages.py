@@ -1,4 +1,4 @@
-"""What a run's page asks: steps, curves, timeline, engines, events, comparison, exports."""
+"""Queries of a run's page: steps, curves, timeline, engines, events, comparison, exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept responses over HTTP: pages, filters, orders; and files that somebody else wrote."""
+"""Kept responses over HTTP: pages, filters, orders; and files that another program wrote."""
 
 from __future__ import annotations
 

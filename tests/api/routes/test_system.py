@@ -1,4 +1,4 @@
-"""What machines did, as reported and as asked for."""
+"""Machine samples as reported, and as the API returns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query says once it has arrived. All of it is text then, and text that reads as a right value is one.
+"""Values of a query as they arrive: all of them are text, and a text that reads as a right value is one.
 
 Schemathesis makes queries wrong before they are sent: the number 5 where a text is wanted arrives as the text "5". It
 knows most such cases by itself, not those of several parameters at once.
@@ -16,6 +16,8 @@ import jsonschema
 def reads_right(url: str, parameters: list[dict[str, Any]], document: dict[str, Any]) -> bool:
     """Whether every query parameter in `url` is as an OpenAPI document's operation with `parameters` wants it."""
     sent = parse_qs(urlsplit(url).query, keep_blank_values=True)
+    if not set(sent) <= {parameter["name"] for parameter in parameters if parameter["in"] == "query"}:
+        return False
     for parameter in parameters:
         if parameter["in"] != "query":
             continue

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import MetaData, delete, func, insert, select
+from sqlalchemy import MetaData, func, insert, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.ingest.announce import Announcement, announce
@@ -19,12 +19,18 @@ from rhyme_openrlhf.api.ingest.store_batch import forget_events, ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.read.curves import Axis, Curve, curve_names, curves
 from rhyme_openrlhf.api.read.downsampling import downsample
-from rhyme_openrlhf.api.store import curve_blocks, curve_stretches
-from rhyme_openrlhf.api.store.curve_blocks import BLOCK_STEPS, SETTLED_STEPS, metric_names, settle_all, unpack
-from rhyme_openrlhf.api.store.curve_stretches import STRETCH_BLOCKS
+from rhyme_openrlhf.api.store import curve_blocks
+from rhyme_openrlhf.api.store.curve_blocks import (
+    BLOCK_STEPS,
+    PACKED_AT_ONCE,
+    SETTLED_STEPS,
+    metric_names,
+    settle_all,
+    unpack,
+)
 from rhyme_openrlhf.api.store.database import Database, upgrade
 from rhyme_openrlhf.api.store.models import Run
-from rhyme_openrlhf.api.store.record import CurveBlock, CurveStretch, Metric, Step
+from rhyme_openrlhf.api.store.record import CurveBlock, Metric, Step
 from rhyme_openrlhf.api.store.step_figures import STEP_CURVES
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import Evaluation, Event, RolloutFinished, RolloutStarted, TrainStep
@@ -38,10 +44,9 @@ _uids = (f"{number:016x}" for number in itertools.count(1))
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few steps make many blocks."""
-    for name, value in (("BLOCK_STEPS", 4), ("SETTLED_STEPS", 3), ("PIECE_STEPS", 10)):
+    """Make blocks small, so that few steps make many of them."""
+    for name, value in (("BLOCK_STEPS", 12), ("PACKED_AT_ONCE", 4), ("SETTLED_STEPS", 3), ("PIECE_STEPS", 10)):
         monkeypatch.setattr(curve_blocks, name, value)
-    monkeypatch.setattr(curve_stretches, "STRETCH_BLOCKS", 3)
 
 
 def unrolled(session: Session, run: Run, name: str, first: int, last: int, points: int, axis: Axis) -> Curve:
@@ -114,42 +119,39 @@ def test_blocks_say_what_the_rows_say(database: Database, small_blocks: None, da
     with database.writing() as session:
         run = session.execute(select(Run).where(Run.uid == run_uid)).scalar_one()
         # All of it made anew, from the rows: nothing is left of how it came.
-        kept = run.packed_blocks, run.packed_stretches, blocks(session, run)
+        kept = run.packed_steps, blocks(session, run)
         unpack(session.connection(), run, 0)
         settle_all(session)
-        assert (run.packed_blocks, run.packed_stretches, blocks(session, run)) == kept
+        assert (run.packed_steps, blocks(session, run)) == kept
         forget_events(session, run, run.attempts[0])
         same(session, run, 0, 2**31 - 1, 20, "step")
 
 
 def blocks(session: Session, run: Run) -> list[Any]:
-    """Its blocks and stretches."""
-    found: list[Any] = []
-    for of, number in ((CurveBlock, CurveBlock.block), (CurveStretch, CurveStretch.stretch)):
-        query = select(of.name, number, of.offsets, of.values).where(of.run_id == run.id)
-        found.append(session.execute(query.order_by(of.name, number)).all())
-    return found
+    """Return the blocks of a run."""
+    of = CurveBlock
+    query = select(of.name, of.block, of.offsets, of.values).where(of.run_id == run.id)
+    return list(session.execute(query.order_by(of.name, of.block)).all())
 
 
 def test_a_long_run_is_read_from_blocks(database: Database) -> None:
     rng = random.Random(1)
     run_uid = next(_uids)
     attempt = new_attempt(database, run_uid)
-    newest = SETTLED_STEPS + (STRETCH_BLOCKS + 3) * BLOCK_STEPS + 5
+    packed = BLOCK_STEPS + 3 * PACKED_AT_ONCE
+    newest = SETTLED_STEPS + packed + 5
     events = [event for step in range(1, newest) for event in events_of(step, rng)] + [RolloutStarted(newest, 1, 1, 8)]
     rows = [to_json(event, NOW + i, "trainer", i) for i, event in enumerate(events)]
     with database.writing() as session:
         ingest(session, attempt, prepare(rows), NOW)
     with database.writing() as session:
         run = session.execute(select(Run).where(Run.uid == run_uid)).scalar_one()
-        assert (run.packed_blocks, run.packed_stretches) == (STRETCH_BLOCKS + 3, 1)
+        assert run.packed_steps == packed
         whole = curves(session, run.uid, NAMES, 0, newest, 5000)
         # Not from the rows: without these, it is the same.
         for table in (Step, Metric):
-            behind = table.step < run.packed_blocks * BLOCK_STEPS  # type: ignore[attr-defined]
+            behind = table.step < run.packed_steps  # type: ignore[attr-defined]
             session.execute(table.__table__.delete().where(behind))  # type: ignore[attr-defined]
-        # Nor from blocks that are in a stretch.
-        session.execute(delete(CurveBlock).where(CurveBlock.block < STRETCH_BLOCKS))
         assert curves(session, run.uid, NAMES, 0, newest, 5000) == whole
         session.rollback()
 
@@ -171,7 +173,8 @@ def test_names_of_metrics_are_found_by_the_index(database: Database) -> None:
 
 def test_an_upgrade_makes_the_blocks_of_runs_that_are_there(empty_url: str) -> None:
     store = Database(empty_url)
-    newest = SETTLED_STEPS + (STRETCH_BLOCKS + 5) * BLOCK_STEPS
+    packed = BLOCK_STEPS + 5 * PACKED_AT_ONCE
+    newest = SETTLED_STEPS + packed
     with store._writing_engine.begin() as connection:
         upgrade(connection, "0003")
         tables = MetaData()
@@ -197,10 +200,9 @@ def test_an_upgrade_makes_the_blocks_of_runs_that_are_there(empty_url: str) -> N
     store.upgrade()
     with store.reading() as session:
         one = session.execute(select(Run)).scalar_one()
-        assert (one.packed_blocks, one.packed_stretches) == (STRETCH_BLOCKS + 5, 1)
+        assert one.packed_steps == packed
         kinds = len(STEP_CURVES) + 2
-        assert session.scalar(select(func.count()).select_from(CurveBlock)) == (STRETCH_BLOCKS + 5) * kinds
-        assert session.scalar(select(func.count()).select_from(CurveStretch)) == kinds
+        assert session.scalar(select(func.count()).select_from(CurveBlock)) == 2 * kinds
         same(session, one, 0, newest, 50, "step")
         same(session, one, 70, newest - 70, 5000, "time")
     store.dispose()
@@ -209,7 +211,7 @@ def test_an_upgrade_makes_the_blocks_of_runs_that_are_there(empty_url: str) -> N
 def test_blocks_that_are_stored_have_these_definitions() -> None:
     """Who changes them lets a migration throw the blocks away, so that the upgrade makes new ones.
 
-    DELETE FROM curve_blocks; DELETE FROM curve_stretches; UPDATE runs SET packed_blocks = 0, packed_stretches = 0
+    DELETE FROM curve_blocks; UPDATE runs SET packed_steps = 0
     """
-    meant = [str(BLOCK_STEPS), str(STRETCH_BLOCKS), *(f"{name} = {made}" for name, made in sorted(STEP_CURVES.items()))]
-    assert hashlib.sha256("\n".join(meant).encode()).hexdigest()[:16] == "f123c5ce4f96c76c"
+    meant = [str(BLOCK_STEPS), *(f"{name} = {made}" for name, made in sorted(STEP_CURVES.items()))]
+    assert hashlib.sha256("\n".join(meant).encode()).hexdigest()[:16] == "a38ca013d0353dc8"

@@ -61,6 +61,7 @@ def test_every_schema_is_upgraded_with_its_rows(empty_url: str, revision: str) -
     with store.reading() as session:
         for name, rows in before.items():
             # Made again from the rows, which are too few for one here.
+            # Stretches are in no later version than 0009.
             if name in ("curve_blocks", "curve_stretches"):
                 continue
             assert session.execute(text(f'SELECT count(*) FROM "{name}"')).scalar_one() == rows, name
@@ -70,7 +71,7 @@ def test_every_schema_is_upgraded_with_its_rows(empty_url: str, revision: str) -
 
 
 def fill(connection, tables: MetaData) -> None:  # type: ignore[no-untyped-def]
-    """One row in every table, made of its columns' types, whatever they are in that version."""
+    """Insert one row into every table, made of its columns' types in that version."""
     for table in tables.sorted_tables:
         if table.name == "alembic_version":
             continue
@@ -184,7 +185,7 @@ def test_sqlite_is_set_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [False, True])
 def test_an_sqlite_store_is_its_users_alone(tmp_path: Path, there: bool) -> None:
-    """Whatever the umask, and in a folder that is open to others; also what an earlier version has left open."""
+    """Files are private for any umask, in a folder open to others, and if an earlier version left them open."""
     tmp_path.chmod(0o777)
     path = tmp_path / "a.db"
     before = os.umask(0)

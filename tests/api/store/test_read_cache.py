@@ -1,4 +1,4 @@
-"""What is known for a moment."""
+"""Values that are cached for a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which address and token are used: the nearest given, and a kept token only for its own address."""
+"""The choice of address and token: the nearest given, and a kept token only for its own address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which draft indexes an engine holds while it answers prompts and their rounds."""
+"""Draft indexes that an engine holds while it generates for prompts and their rounds."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateErro
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.telemetry.samples import ROUNDS
-from tests.engine.test_actor import LONG, Actor, an_actor, model_with, stored
+from tests.engine.actors import LONG, Actor, an_actor, model_with, stored
 
 # A run that has made training step 10.
 BEFORE = 10

@@ -20,7 +20,7 @@ from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.latency import LatencySettings
 from rhyme_openrlhf.settings.run import RunSettings
 from tests import nvml
-from tests.engine.test_actor import an_actor
+from tests.engine.actors import an_actor
 from tests.latency import formula
 
 pytest.importorskip("vllm")

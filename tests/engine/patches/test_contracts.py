@@ -1,4 +1,4 @@
-"""What moves rely on in vLLM: a changed upstream must fail here, not in a run."""
+"""The parts of vLLM that moves rely on: a changed upstream must fail here, not in a run."""
 
 from __future__ import annotations
 

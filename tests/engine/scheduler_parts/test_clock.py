@@ -1,4 +1,4 @@
-"""Which steps are timed, and from when to when."""
+"""The clock's choice of decode steps, and the start and end of each timing."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ SAMPLES = [f"sample {number}" for number in range(4)]
 
 
 def drafting_scheduler(source: str, rows: int) -> Any:
-    """A scheduler without a planner and four samples, each of which has a long draft, on an engine of so many rows."""
+    """A scheduler without a planner, and four samples with long drafts, on an engine of `rows` rows."""
     scheduler = scheduler_of("rules", 8, 512, DraftingSettings(source=source, tokens=32))
     drafting = scheduler.drafting
     drafting._most_rows = rows
@@ -139,7 +139,7 @@ class Run:
             self.scheduler.add_request(Request(str(number), PROMPT, parameters, None, block_hasher=hasher))
 
     def step(self, accepted: int) -> int:
-        """A step that accepts so many tokens of each draft; returns the draft tokens that it verified."""
+        """Run a step that accepts `accepted` tokens of each draft; return the draft tokens that it verified."""
         output = self.scheduler.schedule()
         drafts = output.scheduled_spec_decode_tokens
         self.steps += 1
@@ -189,7 +189,7 @@ def test_a_batch_that_is_too_large_as_measured_gets_no_drafts(monkeypatch: pytes
     monkeypatch.setattr(scheduler_module, "time", SimpleNamespace(perf_counter=lambda: now))
 
     def drafted(steps: int, samples: int, accepted: int) -> int:
-        """Run so many steps; returns the draft tokens of the last period of the gain's intervals."""
+        """Run `steps` steps; return the draft tokens of the last period of the gain's intervals."""
         nonlocal now
         found = []
         for _ in range(steps):

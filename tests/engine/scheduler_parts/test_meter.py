@@ -14,7 +14,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, sp
 
 @dataclass
 class Output:
-    """As vLLM's EngineCoreOutput."""
+    """The fields of vLLM's EngineCoreOutput that the meter reads."""
 
     request_id: str
     new_token_ids: list[int]

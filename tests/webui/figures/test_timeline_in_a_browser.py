@@ -1,4 +1,4 @@
-"""From the overview's bars to a step of the timeline, and on with the keyboard."""
+"""A way through the timeline: from the overview's bars to a step, and on with the keyboard."""
 
 from typing import Any
 

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -22,19 +21,12 @@ COMMAND = (
 )
 
 
-def signed_in(dashboard: Any, role: str = "operator") -> httpx.Client:
-    client = httpx.Client(base_url=dashboard.url)
-    opened = client.post("/api/v1/session", json={"token": dashboard.tokens[role]}).json()
-    client.headers["X-CSRF-Token"] = opened["csrf"]
-    return client
-
-
 def faults(text: str) -> set[str]:
     return set(re.findall(r'data-fault="([^"]*)"', text))
 
 
 def test_the_demo_is_ready_to_start(launching_dashboard: Any) -> None:
-    page = signed_in(launching_dashboard).get("/runs/new").text
+    page = launching_dashboard.signed_in().get("/runs/new").text
     assert "<h2>Ready</h2>" in page and faults(page) == set()
     assert "rhyme train --run.name demo" in page and "3 GPUs" in page
     assert len(set(re.findall(r'data-key="([^"]*)"', page))) == len(re.findall(r'data-key="([^"]*)"', page))
@@ -42,26 +34,26 @@ def test_the_demo_is_ready_to_start(launching_dashboard: Any) -> None:
 
 @pytest.mark.parametrize("template", ["grpo", "async"])
 def test_a_cluster_template_says_what_it_needs(launching_dashboard: Any, template: str) -> None:
-    page = signed_in(launching_dashboard).get("/runs/new", params={"template": template}).text
+    page = launching_dashboard.signed_in().get("/runs/new", params={"template": template}).text
     assert faults(page) == {"data.prompt_dataset", "reward.remote_url"}
 
 
 def test_a_viewer_starts_nothing(launching_dashboard: Any) -> None:
-    viewer = signed_in(launching_dashboard, "viewer")
+    viewer = launching_dashboard.signed_in("viewer")
     assert viewer.get("/runs/new").status_code == 403 and "/runs/new" not in viewer.get("/").text
     assert viewer.post("/ui/new-run/panel", json={"name": "a", "arguments": {}}).status_code == 403
     assert viewer.post("/ui/new-run/form", json={"command": "rhyme demo"}).status_code == 403
 
 
 def test_unknown_templates_and_runs_are_not_found(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     assert client.get("/runs/new", params={"template": "nothing"}).status_code == 404
     assert client.get("/runs/new", params={"clone": "0" * 16}).status_code == 404
     assert client.get("/runs/new", params={"clone": "x"}).status_code == 422
 
 
 def test_every_fault_is_named_with_its_field(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     given = {"vllm": {"num_engines": "many"}, "histospec": {"window_max": 999}, "no": {"such": 1}}
     panel = client.post("/ui/new-run/panel", json={"name": "a b", "arguments": given}).text
     assert faults(panel) == {"name", "vllm.num_engines", "histospec.window_max", ""}
@@ -69,7 +61,7 @@ def test_every_fault_is_named_with_its_field(launching_dashboard: Any) -> None:
 
 
 def test_a_command_fills_the_form(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     form = html.unescape(client.post("/ui/new-run/form", json={"command": f"{COMMAND} --logger.wandb.key secret"}).text)
     assert re.search(r'id="f-histospec.window_max"[^>]*value="8"', form)
     assert re.search(r'id="f-actor.eps_clip_low_high"[^>]*value="0.1 0.3"', form)
@@ -82,7 +74,7 @@ def test_a_command_fills_the_form(launching_dashboard: Any) -> None:
 
 
 def test_a_clone_has_the_runs_settings_but_its_own_checkpoints(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     root = launching_dashboard.app.state.launching.roots[0]
     body = {"command": COMMAND, "experiment": "ablation", "arguments": {"ckpt": {"path": str(root / "mine")}}}
     uid = client.post("/api/v1/runs", json=body).json()["uid"]
@@ -98,7 +90,7 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     launching_dashboard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     page = client.get("/runs/new").text
     assert "1.0M parameters" in page and "KV cache of one sample at full length" in page
     for part in ("Each GPU: policy", "weights", "gradients", "optimizer", "rows of the sampler", "/dev/shm"):
@@ -122,7 +114,7 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     assert client.post("/ui/new-run/estimate", json={"arguments": wrong}).status_code == 422
     elsewhere = {**given["arguments"], "latency": {"profile": "/etc/passwd"}}
     assert "must be below" in client.post("/ui/new-run/estimate", json={"arguments": elsewhere}).text
-    assert signed_in(launching_dashboard, "viewer").post("/ui/new-run/estimate", json=given).status_code == 403
+    assert launching_dashboard.signed_in("viewer").post("/ui/new-run/estimate", json=given).status_code == 403
 
 
 def test_without_the_compiled_core_the_gain_is_refused_in_a_sentence(
@@ -137,7 +129,7 @@ def test_without_the_compiled_core_the_gain_is_refused_in_a_sentence(
     assert shape is not None
     folder().mkdir(parents=True)
     write(formula.profile(subject=Subject(shape.name, "a machine", "float32", 1)), folder() / "mine.json")
-    answer = signed_in(launching_dashboard).post("/ui/new-run/estimate", json=given)
+    answer = launching_dashboard.signed_in().post("/ui/new-run/estimate", json=given)
     assert answer.status_code == 200
     assert "It cannot be simulated: drafts from history need the compiled core" in html.unescape(answer.text)
 
@@ -146,7 +138,7 @@ def test_a_plan_that_does_not_fit_the_gpus_here_names_the_flag(
     launching_dashboard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.install(monkeypatch, tmp_path, gpus=2, memory=12 * 2**20)
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     given = templates(launching_dashboard.app.state.launching.roots)["demo"].arguments
     arguments = {**given, "ds": {**given.get("ds", {}), "zero_stage": 1}}
     panel = html.unescape(client.post("/ui/new-run/panel", json={"name": "small", "arguments": arguments}).text)
@@ -157,7 +149,7 @@ def test_a_plan_that_does_not_fit_the_gpus_here_names_the_flag(
 
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
-    page = signed_in(dashboard).get("/runs/new").text
+    page = dashboard.signed_in().get("/runs/new").text
     assert "cannot start runs" in page and "data-start>" not in page
 
 
@@ -192,7 +184,7 @@ def test_a_run_is_pasted_corrected_and_started_once(launching_dashboard: Any, br
     start.dblclick()
     expect(page).to_have_url(re.compile(r"/runs/[0-9a-f]{16}$"))
     uid = page.url.rpartition("/")[2]
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     run = client.get(f"/api/v1/runs/{uid}").json()
     assert run["spec"]["arguments"]["vllm"]["num_engines"] == 3 and run["name"] == "pasted"
     assert run["spec"]["arguments"]["actor"]["eps_clip_low_high"] == [0.1, 0.3]

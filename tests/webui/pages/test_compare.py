@@ -40,18 +40,12 @@ def compared(dashboard: Any, tmp_path: Path) -> Any:
     return dashboard
 
 
-def signed_in(dashboard: Any) -> httpx.Client:
-    client = httpx.Client(base_url=dashboard.url)
-    assert client.post("/api/v1/session", json={"token": dashboard.tokens["viewer"]}).status_code == 200
-    return client
-
-
 def row(text: str, name: str) -> str:
     return next(part for part in re.findall(r"<tr>.*?</tr>", text, re.DOTALL) if f">{name}</a>" in part)
 
 
 def test_ratios_are_to_the_first_run_and_say_which_way_is_better(compared: Any) -> None:
-    client = signed_in(compared)
+    client = compared.signed_in("viewer")
     uids = [compared.run_uid, compared.slow_uid]
     page = client.get("/compare", params={"run": uids}).text
     slow = row(page, "slow")
@@ -65,13 +59,13 @@ def test_ratios_are_to_the_first_run_and_say_which_way_is_better(compared: Any) 
 
 
 def test_only_what_differs_is_listed(compared: Any) -> None:
-    page = signed_in(compared).get("/compare", params={"run": [compared.run_uid, compared.slow_uid]}).text
+    page = compared.signed_in("viewer").get("/compare", params={"run": [compared.run_uid, compared.slow_uid]}).text
     assert "histospec.window_max" in page and "histospec.enable" not in page
     assert page.index("histospec.window_max") < page.index("Names and folders") < page.index("<code>run.name</code>")
 
 
 def test_the_choice_is_checked(compared: Any) -> None:
-    client = signed_in(compared)
+    client = compared.signed_in("viewer")
     assert "Which runs?" in client.get("/compare").text
     alone = client.get("/compare", params={"run": compared.run_uid}).text
     assert "Compare demo with" in alone and compared.slow_uid in alone
@@ -80,7 +74,7 @@ def test_the_choice_is_checked(compared: Any) -> None:
 
 
 def test_a_figure_of_several_runs(compared: Any) -> None:
-    client = signed_in(compared)
+    client = compared.signed_in("viewer")
     uids = [compared.run_uid, compared.slow_uid]
     figure = client.get("/ui/figures/reward", params={"run": uids}).json()
     assert [trace["name"] for trace in figure["data"]] == ["demo", "slow"]

@@ -1,4 +1,4 @@
-"""From the printed link to a figure, in a real browser."""
+"""A first visit in a real browser, from the printed link to a figure."""
 
 import re
 from typing import Any

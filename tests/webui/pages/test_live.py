@@ -38,7 +38,7 @@ class Reporter:
     """Sends the recorded run's events as a run that goes on."""
 
     def __init__(self, dashboard: Any, steps_before: int = 0) -> None:
-        """`steps_before`: added to every step, as if so many had been."""
+        """Add `steps_before` to the number of every step."""
         headers = {"Authorization": f"Bearer {dashboard.tokens['operator']}"}
         self._client = httpx.Client(base_url=f"{dashboard.url}/api/v1", headers=headers)
         self._rows = [json.loads(line) for line in RECORDED.read_text().splitlines()]
@@ -287,7 +287,7 @@ def test_a_link_signs_in_once_and_says_so(dashboard: Any, browser_page: Any, chr
     link = f"{dashboard.url}/runs/{dashboard.run_uid}#code={code}"
     browser_page.goto(link)
     expect(browser_page).to_have_url(f"{dashboard.url}/runs/{dashboard.run_uid}")
-    # Whoever is signed in goes on, also with a link that was used.
+    # A signed-in user continues, also with a used link.
     browser_page.goto(f"{dashboard.url}/sign-in#code={code}")
     expect(browser_page).to_have_url(f"{dashboard.url}/")
     browser_page.console_errors[:] = [error for error in browser_page.console_errors if "status of 401" not in error]

@@ -18,13 +18,6 @@ from rhyme_openrlhf.api.launch.lease import Candidate, Lease
 from rhyme_openrlhf.api.store.models import Run
 
 
-def signed_in(dashboard: Any, role: str = "operator") -> httpx.Client:
-    client = httpx.Client(base_url=dashboard.url)
-    opened = client.post("/api/v1/session", json={"token": dashboard.tokens[role]}).json()
-    client.headers["X-CSRF-Token"] = opened["csrf"]
-    return client
-
-
 def started(client: httpx.Client, name: str, **more: Any) -> str:
     answer = client.post("/api/v1/runs", json={"command": f"rhyme demo --run.name {name}", **more})
     assert answer.status_code == 201, answer.text
@@ -32,7 +25,7 @@ def started(client: httpx.Client, name: str, **more: Any) -> str:
 
 
 def test_the_config_of_a_run_and_its_difference_to_another(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     first = started(client, "first")
     second = started(client, "second", arguments={"actor": {"adam.lr": 1e-5}})
     page = client.get(f"/runs/{first}/config").text
@@ -47,7 +40,7 @@ def test_the_config_of_a_run_and_its_difference_to_another(launching_dashboard: 
 
 
 def test_the_commits_of_a_run_are_shown_and_compared(dashboard: Any, tmp_path: Path) -> None:
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     assert "<h3>Code</h3>" not in client.get(f"/runs/{dashboard.run_uid}/config").text  # an older record
     directory = tmp_path / "runs" / "committed"
     directory.mkdir()
@@ -64,7 +57,7 @@ def test_the_commits_of_a_run_are_shown_and_compared(dashboard: Any, tmp_path: P
 
 
 def test_the_column_started_is_sorted_by_what_it_shows(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     started(client, "waits")
     for direction in ("asc", "desc"):
         page = client.get("/", params={"sort": "started_at", "direction": direction, "columns": "started"}).text
@@ -77,8 +70,8 @@ def test_the_column_started_is_sorted_by_what_it_shows(launching_dashboard: Any)
 
 def test_only_operators_edit_notes(launching_dashboard: Any) -> None:
     path = f"/runs/{launching_dashboard.run_uid}/config"
-    assert "PATCH /api/v1/runs/" in signed_in(launching_dashboard).get(path).text
-    assert "PATCH" not in signed_in(launching_dashboard, "viewer").get(path).text
+    assert "PATCH /api/v1/runs/" in launching_dashboard.signed_in().get(path).text
+    assert "PATCH" not in launching_dashboard.signed_in("viewer").get(path).text
 
 
 def test_notes_and_tags_are_saved(dashboard: Any, browser_page: Any) -> None:
@@ -90,12 +83,12 @@ def test_notes_and_tags_are_saved(dashboard: Any, browser_page: Any) -> None:
     page.get_by_label("Notes").fill("figure 3")
     page.get_by_role("button", name="Save").click()
     expect(page.locator("[data-toasts]")).to_contain_text("Saved")
-    run = signed_in(dashboard).get(f"/api/v1/runs/{dashboard.run_uid}").json()
+    run = dashboard.signed_in().get(f"/api/v1/runs/{dashboard.run_uid}").json()
     assert (run["tags"], run["notes"]) == (["baseline", "paper"], "figure 3")
 
 
 def test_the_queue_says_what_each_run_waits_for(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard, "operator")
+    client = launching_dashboard.signed_in("operator")
     cluster = launching_dashboard.app.state.launching.launcher
     started(client, "large", arguments={"vllm": {"num_engines": 20}})
     started(client, "small")
@@ -111,11 +104,11 @@ def test_the_queue_says_what_each_run_waits_for(launching_dashboard: Any) -> Non
 
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
-    assert "cannot start runs" in signed_in(dashboard, "viewer").get("/ui/cluster/parts/state").text
+    assert "cannot start runs" in dashboard.signed_in("viewer").get("/ui/cluster/parts/state").text
 
 
 def test_the_cluster_page_says_which_service_starts_runs(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard, "viewer")
+    client = launching_dashboard.signed_in("viewer")
     assert "No service dispatches now" in client.get("/ui/cluster/parts/state").text
     other = Lease(launching_dashboard.service.database, Candidate("ab" * 8, True, "trainer-7", 4321))
     other.keep()
@@ -128,10 +121,10 @@ def test_the_cluster_page_says_which_service_starts_runs(launching_dashboard: An
 
 
 def test_a_viewer_sees_neither_tokens_nor_folders(launching_dashboard: Any) -> None:
-    operator = signed_in(launching_dashboard).get("/settings").text
+    operator = launching_dashboard.signed_in().get("/settings").text
     root = str(launching_dashboard.app.state.launching.roots[0])
     assert "the viewer" in operator and root in operator and "DELETE /api/v1/tokens/" in operator
-    viewer = signed_in(launching_dashboard, "viewer")
+    viewer = launching_dashboard.signed_in("viewer")
     for path in ("/settings", "/ui/settings/parts/tokens"):
         page = viewer.get(path).text
         assert "the operator" not in page and root not in page and "/api/v1/tokens" not in page
@@ -141,7 +134,7 @@ def test_a_viewer_sees_neither_tokens_nor_folders(launching_dashboard: Any) -> N
 def test_a_password_of_the_store_is_not_shown(launching_dashboard: Any) -> None:
     service = launching_dashboard.service
     service.settings = dataclasses.replace(service.settings, database="postgresql://rhyme:secret-word@db/rhyme")
-    page = signed_in(launching_dashboard).get("/settings").text
+    page = launching_dashboard.signed_in().get("/settings").text
     assert "postgresql://rhyme:***@db/rhyme" in page and "secret-word" not in page
 
 
@@ -169,7 +162,7 @@ def test_a_token_is_shown_once_and_revoked(dashboard: Any, browser_page: Any) ->
 
 
 def test_columns_filters_and_curves_of_the_runs(launching_dashboard: Any) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     started(client, "of-ablation", experiment="ablation")
     page = client.get("/").text
     assert 'class="sparkline"' in page and "<option>ablation</option>" in page
@@ -186,7 +179,7 @@ def test_columns_filters_and_curves_of_the_runs(launching_dashboard: Any) -> Non
 
 
 def test_chosen_runs_are_archived(launching_dashboard: Any, browser_page: Any) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     uids = [started(client, name) for name in ("one", "two")]
     page = browser_page
     page.goto(launching_dashboard.link())
@@ -201,7 +194,7 @@ def test_chosen_runs_are_archived(launching_dashboard: Any, browser_page: Any) -
 
 @pytest.mark.parametrize(("status", "offered"), [("stopped", True), ("succeeded", False), ("lost", False)])
 def test_resume_is_offered_where_the_api_takes_it(launching_dashboard: Any, status: str, offered: bool) -> None:
-    client = signed_in(launching_dashboard)
+    client = launching_dashboard.signed_in()
     uid = started(client, "ended")
     with launching_dashboard.service.database.writing() as session:
         session.execute(update(Run).where(Run.uid == uid).values(status=status))

@@ -1,4 +1,4 @@
-"""Who sees which page, and what comes with it."""
+"""Access to each page, and its headers and parts."""
 
 import json
 import re
@@ -21,12 +21,6 @@ from rhyme_openrlhf.telemetry.events import (
 from rhyme_openrlhf.webui.pages.sign_in import local_path
 
 
-def signed_in(dashboard: Any, role: str = "operator") -> httpx.Client:
-    client = httpx.Client(base_url=dashboard.url)
-    assert client.post("/api/v1/session", json={"token": dashboard.tokens[role]}).status_code == 200
-    return client
-
-
 def test_without_a_session_pages_lead_to_sign_in_and_back(dashboard: Any) -> None:
     answer = httpx.get(f"{dashboard.url}/?text=a%26b&sort=name")
     assert answer.status_code == 303
@@ -37,7 +31,7 @@ def test_without_a_session_pages_lead_to_sign_in_and_back(dashboard: Any) -> Non
 
 @pytest.mark.parametrize("path", ["/", "/sign-in", "/runs/{uid}", "/nothing", "/static/js/sign_in.js", "/readyz"])
 def test_head_answers_as_get_does(dashboard: Any, path: str) -> None:
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     address = path.format(uid=dashboard.run_uid)
     head, got = client.head(address), client.get(address)
     assert (head.status_code, head.content) == (got.status_code, b"")
@@ -66,8 +60,8 @@ def test_sign_in_leads_to_paths_of_ours() -> None:
 
 def test_a_viewer_sees_no_actions(dashboard: Any) -> None:
     path = f"/runs/{dashboard.run_uid}"
-    assert "data-action" in signed_in(dashboard).get(path).text
-    calls = re.findall(r'data-action="([^"]*)"', signed_in(dashboard, "viewer").get(path).text)
+    assert "data-action" in dashboard.signed_in().get(path).text
+    calls = re.findall(r'data-action="([^"]*)"', dashboard.signed_in("viewer").get(path).text)
     assert calls == ["DELETE /api/v1/session"]
 
 
@@ -80,7 +74,7 @@ def test_no_page_shows_a_secret_that_an_earlier_version_stored(launching_dashboa
     with dashboard.service.database.writing() as session:
         session.execute(text("UPDATE runs SET command = :command, config = :config"), old)
         session.execute(text("UPDATE events SET body = :event WHERE kind = 'run_started'"), {"event": event})
-    client, run = signed_in(dashboard), f"/runs/{dashboard.run_uid}"
+    client, run = dashboard.signed_in(), f"/runs/{dashboard.run_uid}"
     for path in (run, f"{run}/config", f"{run}/events?kind=run_started", f"/runs/new?clone={dashboard.run_uid}", "/"):
         page = client.get(path)
         assert page.status_code == 200 and secret not in page.text, path
@@ -89,7 +83,7 @@ def test_no_page_shows_a_secret_that_an_earlier_version_stored(launching_dashboa
 
 
 def test_pages_are_not_kept_and_static_files_are(dashboard: Any) -> None:
-    page = signed_in(dashboard).get("/")
+    page = dashboard.signed_in().get("/")
     assert page.headers["cache-control"] == "no-store"
     addresses = re.findall(r'(?:src|href|data-plotly)="(/static/[^"#]*)', page.text)
     assert len(addresses) > 5
@@ -99,7 +93,7 @@ def test_pages_are_not_kept_and_static_files_are(dashboard: Any) -> None:
 
 
 def test_a_page_asks_for_all_its_scripts_at_once(dashboard: Any) -> None:
-    page = signed_in(dashboard).get("/").text
+    page = dashboard.signed_in().get("/").text
     asked = re.findall(r'<link rel="modulepreload" href="([^"]*)">', page)
     (first,) = re.findall(r'<script type="module" src="([^"]*/page\.js)"', page)
     for address in (first, *asked):
@@ -109,17 +103,17 @@ def test_a_page_asks_for_all_its_scripts_at_once(dashboard: Any) -> None:
 
 
 def test_plotly_is_sent_packed(dashboard: Any) -> None:
-    page = signed_in(dashboard).get("/").text
+    page = dashboard.signed_in().get("/").text
     (address,) = re.findall(r'data-plotly="([^"]*)"', page)
-    packed = httpx.get(dashboard.url + address)
+    with httpx.stream("GET", dashboard.url + address, headers={"Accept-Encoding": "gzip"}) as packed:
+        sent = sum(map(len, packed.iter_raw()))
     plain = httpx.get(dashboard.url + address, headers={"Accept-Encoding": "identity"})
     assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
-    assert packed.content == plain.content
-    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    assert sent < len(plain.content) / 2
 
 
 def test_a_page_with_figures_asks_for_the_drawing_library_at_once(dashboard: Any) -> None:
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     run = f"/runs/{dashboard.run_uid}"
     tabs = ("", "/timeline", "/speculation", "/scheduling", "/learning", "/system", "/events", "/config", "/samples")
     for path in ("/", "/runs/new", f"/compare?run={dashboard.run_uid}", *(f"{run}{tab}" for tab in tabs)):
@@ -130,7 +124,7 @@ def test_a_page_with_figures_asks_for_the_drawing_library_at_once(dashboard: Any
 
 
 def test_errors_are_pages(dashboard: Any) -> None:
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     missing = client.get(f"/runs/{'0' * 16}")
     assert missing.status_code == 404 and "there is no run 0000000000000000" in missing.text
     assert missing.headers["content-type"].startswith("text/html")
@@ -140,7 +134,7 @@ def test_errors_are_pages(dashboard: Any) -> None:
 
 
 def test_a_figures_options_are_checked(dashboard: Any) -> None:
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     path = f"/ui/runs/{dashboard.run_uid}/figures/reward"
     steps = client.get(path, params={"from_step": 3, "to_step": 5}).json()["data"][0]["x"]
     assert steps == [3.0, 4.0, 5.0]
@@ -149,7 +143,7 @@ def test_a_figures_options_are_checked(dashboard: Any) -> None:
 
 
 def test_the_runs_page_filters_sorts_and_says_what_is_empty(dashboard: Any) -> None:
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     assert f"/runs/{dashboard.run_uid}" in client.get("/", params={"status": "succeeded", "text": "DEM"}).text
     narrow = client.get("/", params={"status": "failed"}).text
     assert f"/runs/{dashboard.run_uid}" not in narrow and "No run matches this filter" in narrow
@@ -158,11 +152,11 @@ def test_the_runs_page_filters_sorts_and_says_what_is_empty(dashboard: Any) -> N
 
 
 def test_without_runs_the_page_says_how_to_start_one(empty_dashboard: Any) -> None:
-    assert "rhyme runs start --name first -f -- rhyme demo" in signed_in(empty_dashboard).get("/").text
+    assert "rhyme runs start --name first -f -- rhyme demo" in empty_dashboard.signed_in().get("/").text
 
 
 def test_names_are_shown_as_text(dashboard: Any) -> None:
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     csrf = client.get("/api/v1/session").json()["csrf"]
     name = "<img src=x onerror=alert(1)>\"'"
     changed = client.patch(
@@ -181,7 +175,7 @@ def test_a_run_that_starts_says_what_it_waits_for(dashboard: Any) -> None:
     uid, attempt = "a" * 16, "b" * 16
     body = {"run": uid, "name": "new", "run_directory": "", "config": {}}
     assert client.put(f"/ingest/attempts/{attempt}", json=body).status_code == 200
-    reader = signed_in(dashboard, "viewer")
+    reader = dashboard.signed_in("viewer")
 
     def shown() -> list[str]:
         pages = [reader.get(f"/ui/runs/{uid}/parts/header").text, reader.get("/ui/parts/runs").text]

@@ -1,4 +1,4 @@
-"""What the page of kept responses says of them, and the numbers in its address."""
+"""The page of kept responses: its content, and the numbers in its address."""
 
 from pathlib import Path
 

@@ -14,14 +14,13 @@ import pytest
 
 from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.webui.figures.one_run import RUN_FIGURES
-from tests.webui.pages.test_pages_over_http import signed_in
 
 TABS = ("", "/timeline", "/speculation", "/scheduling", "/learning")
 
 
 @pytest.fixture
 def client(dashboard: Any) -> httpx.Client:
-    return signed_in(dashboard, "viewer")
+    return dashboard.signed_in("viewer")
 
 
 def figure(client: httpx.Client, dashboard: Any, kind: str, **query: Any) -> Any:
@@ -141,7 +140,7 @@ def test_kinds_of_events_without_a_table_are_read_as_they_came(dashboard: Any, t
     (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
     (directory / "config.json").write_text(json.dumps({"settings": {"run": {"name": "groups"}}, "arguments": {}}))
     dashboard.run_uid = import_directory(dashboard.service.database, directory, time.time()).run_uid
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     drawn = {trace["name"]: trace for trace in figure(client, dashboard, "predicted_length")["data"]}
     assert drawn["Group 1"]["x"] == [20.0] and drawn["Group 2"]["y"] == [25.0]
     assert figure(client, dashboard, "chosen_length")["data"][0]["y"] == [8.0]
@@ -164,7 +163,7 @@ def test_an_emulated_run_says_so_on_every_tab(dashboard: Any, tmp_path: Path) ->
     (directory / "config.json").write_text(json.dumps({"settings": settings, "arguments": {}}))
     plain = dashboard.run_uid
     dashboard.run_uid = import_directory(dashboard.service.database, directory, time.time()).run_uid
-    client = signed_in(dashboard)
+    client = dashboard.signed_in()
     for tab in TABS:
         assert "Emulated: the decode steps" in client.get(f"/runs/{dashboard.run_uid}{tab}").text
         assert "&lt;a40&gt;.json" in client.get(f"/runs/{dashboard.run_uid}{tab}").text

@@ -1,4 +1,4 @@
-"""What a row says of an event."""
+"""The words for an event in its row."""
 
 from rhyme_openrlhf.webui.run.event_words import LENGTH, level_of, sentence
 

@@ -1,4 +1,4 @@
-"""Where names and commands may break, and that they stay text."""
+"""Line breaks in names and commands, which stay text."""
 
 from rhyme_openrlhf.webui.site.markup import breakable, whole_options
 

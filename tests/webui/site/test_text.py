@@ -1,4 +1,4 @@
-"""How values are written."""
+"""Values as text."""
 
 import math
 

@@ -3,6 +3,7 @@
 //   data-confirm="..."                        the question to confirm first
 //   data-done="..."                           the message shown afterwards
 //   data-then="/runs/{uid}"                   the next page; {name} is taken from the response
+//   data-based-on="tag"                       the entity tag of what a form shows: a later edit is not overwritten
 // Without data-then, the page's pieces are reloaded.
 import { ask } from "./ask.js";
 import { toast } from "./toasts.js";
@@ -38,7 +39,10 @@ async function perform(element, body) {
   for (const button of buttons) button.disabled = true;
   try {
     // A call without fields sends an empty object, because the API expects an object.
-    const response = await ask(url, { method, body: method === "DELETE" ? null : (body ?? {}) });
+    const basedOn = element.dataset.basedOn;
+    const headers = basedOn === undefined ? {} : { "If-Match": basedOn };
+    const response = await ask(url, { method, headers, body: method === "DELETE" ? null : (body ?? {}) });
+    if (basedOn !== undefined) element.dataset.basedOn = response.headers.get("ETag") ?? "*";
     const answer = response.status === 204 ? {} : await response.json();
     if (element.dataset.done) toast(element.dataset.done);
     if (element.dataset.then) location.assign(filled(element.dataset.then, answer));

@@ -1,4 +1,4 @@
-"""Which engine waits, for what, since when: in words."""
+"""The sentence that names the waiting engine, its reason and its time."""
 
 import pytest
 

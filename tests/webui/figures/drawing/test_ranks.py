@@ -1,4 +1,4 @@
-"""How alike two epochs rank the same prompts, and what became of predicted groups."""
+"""Agreement of two epochs' ranks of the same prompts, and results of predicted groups."""
 
 import pytest
 
