@@ -15,9 +15,9 @@ Before each timed step:
 - The last step's drafts are freed, as in vLLM.
 
 "each its own index": each prompt has an index of its own in memory, as in a run. "one index": all prompts share one,
-like the one tree of the suffix proposer. "warm": without reading memory in between. "no history": as in a first epoch.
-"nothing shared": without what all prompts share. "compiled" is the call that drafts. Milliseconds: median, 95th and 99th percentile and worst of STEPS_TIMED steps, in which texts and tables outgrow their
-memory.
+like the one tree of the suffix proposer. "warm": without reading memory in between. "no history": as in a first
+epoch. "nothing shared": without what all prompts share. "compiled" is the call that drafts. Milliseconds: median,
+95th and 99th percentile and worst of STEPS_TIMED steps, in which texts and tables outgrow their memory.
 
 `--against` measures another checkout of the repository too, in processes in turn. It fails unless both draft the same
 tokens in every step; with `--other_drafts` they need not. The peers: drafting.py.
