@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("draft_budget.json"))
     chosen = parser.parse_args()
     prompts = prompts_of()
-    settings = RhymeSettings(histospec=HistoSpecSettings(siblings=False, window_max=max(WINDOWS)))
+    settings = RhymeSettings(histospec=HistoSpecSettings(siblings=False, shared_tokens=0, window_max=max(WINDOWS)))
     engine = RunningEngine(settings, scheduler="engine_in_process.PolicyScheduler")
     try:
         engine.scheduler("prepare", [n for n in FIXED if n], list(WINDOWS), read_text(chosen.profile))

@@ -15,9 +15,9 @@ Before each timed step:
 - The last step's drafts are freed, as in vLLM.
 
 "each its own index": each prompt has an index of its own in memory, as in a run. "one index": all prompts share one,
-like the one tree of the suffix proposer. "warm": without reading memory in between. "compiled" is the call that drafts.
-Milliseconds: median, 95th and 99th percentile and worst of STEPS_TIMED steps, in which texts and tables outgrow their
-memory.
+like the one tree of the suffix proposer. "warm": without reading memory in between. "no history": as in a first
+epoch. "nothing shared": without what all prompts share. "compiled" is the call that drafts. Milliseconds: median,
+95th and 99th percentile and worst of STEPS_TIMED steps, in which texts and tables outgrow their memory.
 
 `--against` measures another checkout of the repository too, in processes in turn. It fails unless both draft the same
 tokens in every step; with `--other_drafts` they need not. The peers: drafting.py.
@@ -43,6 +43,7 @@ from drafting_texts import CONTEXT, RESPONSES, recorded, synthetic
 from replay import TRACE, read_trace
 from step_overhead import scheduler_of
 
+from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter
 from rhyme_openrlhf.drafting.source import Verified
 from rhyme_openrlhf.engine.requests import PROMPT_KEY
@@ -57,26 +58,32 @@ STEPS_TIMED = 200
 WARM_UP = 4
 # Weights of a small model: many times a core's own caches.
 FORWARD_BYTES = 64 << 20
+# None in versions that share nothing among prompts.
+NOTHING_SHARED = {"shared_tokens": 0} if hasattr(HistoSpecSettings, "shared_tokens") else {}
 Row = dict[str, float]
 
 
 class Ours:
     """Our scheduler's drafting."""
 
-    def __init__(self, pieces: list[Piece], full: list[list[int]], one_index: bool) -> None:
+    def __init__(
+        self, pieces: list[Piece], full: list[list[int]], one_index: bool, history: bool = True, shared: bool = True
+    ) -> None:
         from vllm import SamplingParams
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
         from vllm.v1.request import Request
 
         length = len(full[0]) + 2 * HistoSpecSettings().window_max
         self._scheduler = scheduler_of("rules", len(full), length)
+        if not shared:
+            self._scheduler.drafting.use(HistoryDrafter(HistoSpecSettings(**NOTHING_SHARED)))
         # No step leaves its drafts out to measure what they gain.
         self._scheduler.drafting.gain = GainMeter(0)
         buffer = build_index(pieces)
         self._requests = []
         for number, text in enumerate(full):
             prompt = f"prompt {number // RESPONSES}"
-            if number % RESPONSES == 0:
+            if history and number % RESPONSES == 0:
                 self._scheduler.drafting.source.install(prompt, buffer if one_index else buffer.copy())
             parameters = SamplingParams(temperature=1, max_tokens=length - CONTEXT, extra_args={PROMPT_KEY: prompt})
             parameters.update_from_generation_config({}, eos_token_id=None)
@@ -160,6 +167,9 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
         "ours, each its own index": Ours(pieces, full, False),
         "ours, one index": Ours(pieces, full, True),
         "ours, each its own index, warm": Ours(pieces, full, False),
+        "ours, nothing shared": Ours(pieces, full, False, shared=False),
+        "ours, no history": Ours(pieces, full, False, history=False),
+        "ours, no history nor shared": Ours(pieces, full, False, history=False, shared=False),
     }
     if peers:
         import drafting_peers

@@ -4,7 +4,8 @@
 
 Measured: time and memory, on synthetic responses (16 x 8192 tokens, each a copy of one text with mutations) and on a
 recorded run's. Simulated: how many drafts are accepted, by exact replay of that run (benchmarks/replay.py), with each
-part of ours switched off. Peers are timed in turn with ours, round by round.
+part of ours switched off. "shared" replays all recorded runs and made texts (benchmarks/made_tasks.py) with and without
+what all prompts share. Peers are timed in turn with ours, round by round.
 
 FOLDER has the package arctic_inference; without it those columns are left out. Its whole install needs an older vLLM,
 so build its suffix extension alone (needs cmake and nanobind, a few seconds). Download the source, then build:
@@ -34,8 +35,10 @@ import drafting_peers as peers
 import numpy as np
 from draft_step_time import step_text, whole_step
 from drafting_texts import CONTEXT, VOCABULARY, recorded, synthetic
+from made_tasks import TASKS, made
 from replay import ENGINES, TRACE, Drafter, Ours, read_trace, replay
 
+from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.record import Record
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
@@ -45,7 +48,7 @@ LOOKUPS = 4000
 REPEATS = 8
 ROUNDS = 5
 TMPFS = Path("/dev/shm")
-PARTS = ["structure", "step", "hand_over", "acceptance"]
+PARTS = ["structure", "step", "hand_over", "acceptance", "shared"]
 Timed = dict[str, list[float]]
 
 
@@ -159,13 +162,14 @@ def variants(arctic: bool) -> dict[str, Callable[[], Drafter]]:
         "without rewards (counts choose)": lambda: Ours(HistoSpecSettings(), with_rewards=False),
         "without siblings": ours(siblings=False),
         "without own text": ours(own_output=False),
+        "without what all prompts share": ours(shared_tokens=0),
         "without history": lambda: Ours(HistoSpecSettings(), rollouts=0),
         "without confidence (the paper's window)": ours(**plain),
         "without window (always 32)": ours(window_start=32, **plain),
         "7 down to 3 tokens looked up": ours(prefix_max=7, prefix_min=3),
         "16 down to 3 tokens looked up": ours(prefix_min=3),
         "RhymeRL's own: 7 to 3, window, history only": ours(
-            prefix_max=7, prefix_min=3, own_output=False, siblings=False, **plain
+            prefix_max=7, prefix_min=3, own_output=False, siblings=False, shared_tokens=0, **plain
         ),
         "vllm ngram": lambda: peers.ngram(rows, length),
     }
@@ -186,6 +190,25 @@ def acceptance(steps: list[list[Record]], arctic: bool) -> dict[str, dict[str, d
     return rows
 
 
+def shared(arctic: bool) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Return the figures of each run by drafter and epoch."""
+    runs = {path.name.split(".")[0]: read_trace(path) for path in sorted(TRACE.parent.glob("*.jsonl.xz"))}
+    runs |= {task: made(task) for task in TASKS}
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "ours": lambda: Ours(HistoSpecSettings()),
+        "without what all prompts share": lambda: Ours(HistoSpecSettings(shared_tokens=0)),
+    }
+    if arctic:
+        drafters["vllm suffix (arctic)"] = lambda: peers.suffix(512, 1024)
+    found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for run, steps in runs.items():
+        for name, make in drafters.items():
+            epochs = replay(steps, [make() for _ in range(ENGINES)])
+            by_epoch = {"epoch 1": figures(epochs[0]), "later": figures(sum(epochs[1:], Counter()))}
+            found.setdefault(run, {})[name] = by_epoch
+    return found
+
+
 def figures(total: Counter[str]) -> dict[str, float]:
     """Return the figures of a replay's totals."""
     return {
@@ -193,7 +216,7 @@ def figures(total: Counter[str]) -> dict[str, float]:
         "decode_steps": total["steps"],
         "drafted": total["drafted"],
         "acceptance": total["accepted"] / max(1, total["drafted"]),
-        **{f"from_{source}": total[f"from {source}"] / total["tokens"] for source in ("history", "siblings", "own")},
+        **{f"from_{source}": total[f"from {source}"] / total["tokens"] for source in SOURCE_NAMES[1:]},
     }
 
 
@@ -210,14 +233,22 @@ def table(results: dict[str, Any]) -> str:
         over = results["hand_over"]
         lines.append(f"hand over {over['tokens']:,.0f} tokens: {over['hand_over_ms']:.2f} ms")
     for epoch in ("epoch 1", "epochs 2 on") if "acceptance" in results else ():
-        lines.append(f"\n{epoch:44s} tok/step   steps  drafted  accepted  history  siblings  own")
+        lines.append(f"\n{epoch:44s} tok/step   steps  drafted  accepted  history  siblings  own  shared")
         for name, rows in results["acceptance"].items():
             row = rows[epoch]
-            shares = "  ".join(f"{row[f'from_{source}']:7.0%}" for source in ("history", "siblings", "own"))
+            shares = "  ".join(f"{row[f'from_{source}']:7.0%}" for source in SOURCE_NAMES[1:])
             lines.append(
                 f"{name:44s} {row['tokens_per_step']:8.2f} {row['decode_steps']:7,.0f} {row['drafted']:8,.0f} "
                 f"{row['acceptance']:9.1%}  {shares}"
             )
+    for run, by_drafter in results.get("shared", {}).items():
+        for name, by_epoch in by_drafter.items():
+            for epoch, row in by_epoch.items():
+                shares = "  ".join(f"{source} {row[f'from_{source}']:4.0%}" for source in SOURCE_NAMES[1:])
+                lines.append(
+                    f"{run:24s} {name:32s} {epoch:8s} {row['tokens_per_step']:6.3f} tokens a step  "
+                    f"{row['drafted']:8,.0f} drafted  {shares}"
+                )
     return "\n".join(lines)
 
 
@@ -241,6 +272,7 @@ def main() -> None:
         "step": lambda: {name: whole_step(pieces, arctic) for name, pieces in data.items()},
         "hand_over": lambda: hand_over(data["synthetic"]),
         "acceptance": lambda: acceptance(steps, arctic),
+        "shared": lambda: shared(arctic),
     }
     results = {"cpus": os.cpu_count()} | {part: measure[part]() for part in chosen.parts}
     chosen.out.write_text(json.dumps(results, indent=1) + "\n")

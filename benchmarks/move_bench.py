@@ -36,7 +36,7 @@ def settings(profile: str) -> RhymeSettings:
     """Return settings of the benchmark's engines: no drafts, so each sample is as long in steps as in tokens."""
     return dataclasses.replace(
         RhymeSettings(),
-        histospec=HistoSpecSettings(own_output=False, siblings=False),
+        histospec=HistoSpecSettings(own_output=False, siblings=False, shared_tokens=0),
         drafting=DraftingSettings(probe_share=0),
         emulate=EmulateSettings(profile=profile),
         cpu=CpuSettings(kv_cache_mb=256),

@@ -86,7 +86,7 @@ def settings(kv_mb: int, pace: str = "") -> RhymeSettings:
     """Return settings without drafts, so that each sample is as long in steps as in tokens."""
     return dataclasses.replace(
         RhymeSettings(),
-        histospec=HistoSpecSettings(own_output=False, siblings=False),
+        histospec=HistoSpecSettings(own_output=False, siblings=False, shared_tokens=0),
         drafting=DraftingSettings(probe_share=0),
         emulate=EmulateSettings(profile=pace),
         cpu=CpuSettings(kv_cache_mb=kv_mb),

@@ -183,16 +183,29 @@ PYBIND11_MODULE(_drafting, module) {
         .def_property_readonly("at", &Cursor::at)
         .def_property_readonly("length", &Cursor::length);
 
+    py::class_<Shared>(module, "Shared")
+        .def(py::init<Place>())
+        .def("enter",
+             [](Shared& shared, std::span<const Token> text, Token token) { shared.enter(shared.hash(text), token); })
+        .def("guess",
+             [](const Shared& shared, std::span<const Token> text) {
+                 const auto [token, matched, probability] = shared.guess(shared.hash(text));
+                 return std::tuple(token, matched, probability);
+             })
+        .def_property_readonly("memory_bytes", &Shared::memory_bytes);
+
     py::class_<Drafter>(module, "Drafter")
         .def(py::init([](Place longest, Place shortest, bool siblings, bool own_output, Place window_start,
                          Place window_step, Place window_max, double extend_confidence, double stop_confidence,
-                         int helpers) {
+                         Place shared_tokens, int helpers) {
                  const TextRules text{longest, shortest, siblings, own_output};
-                 const Rules rules{text, window_start, window_step, window_max, extend_confidence, stop_confidence};
+                 const Rules rules{
+                     text, window_start, window_step, window_max, extend_confidence, stop_confidence, shared_tokens};
                  return std::make_unique<Drafter>(rules, helpers);
              }),
              py::kw_only(), arg("longest"), arg("shortest"), arg("siblings"), arg("own_output"), arg("window_start"),
-             arg("window_step"), arg("window_max"), arg("extend_confidence"), arg("stop_confidence"), arg("helpers"))
+             arg("window_step"), arg("window_max"), arg("extend_confidence"), arg("stop_confidence"),
+             arg("shared_tokens"), arg("helpers"))
         .def("install", &Drafter::install)
         .def("forget", &Drafter::forget)
         .def("start", &Drafter::start)

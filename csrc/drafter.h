@@ -2,12 +2,14 @@
 //
 // Three sources, in order of trust where they match equally many of a sample's last tokens: the draft index of the
 // prompt's last rollouts; the siblings, which are the other samples of the same prompt on this engine, running or
-// finished; and the sample's own text. Where nothing matches, the siblings' votes give a draft of a token or two.
+// finished; and the sample's own text. Where nothing matches, the siblings' votes give a draft of a token or two. A
+// fourth source is what all prompts share: it drafts where its first token is more likely accepted than theirs.
 //
 // Invariants: one caller at a time. Drafts do not depend on the number of threads. Numbers of samples that do not run
 // throw std::out_of_range, arrays that do not fit each other throw std::invalid_argument.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "index.h"
+#include "shared.h"
 #include "texts.h"
 
 namespace drafting {
@@ -24,6 +27,8 @@ struct Rules {
     TextRules text;
     Place window_start, window_step, window_max;
     double extend_confidence, stop_confidence;
+    // Tokens of all prompts that are remembered; 0: none.
+    Place shared_tokens;
 };
 
 // The drafts of a step, in the order of its samples. `tokens` and `probabilities` (of a token, if those before it are
@@ -39,6 +44,23 @@ struct Drafts {
 // drafted it), and the accepted tokens by source.
 struct Attribution {
     std::vector<std::int64_t> sources, numbers, accepted;
+};
+
+// How often the first token of a draft was accepted, by the draft's source and the tokens matched before it.
+class FirstTokens {
+public:
+    double rate(Source source, Place matched) const;
+    void count(Source source, Place matched, bool accepted);
+
+private:
+    struct Count {
+        double accepted = 0.0, all = 0.0;
+    };
+    // Lower edges of the classes after the first.
+    static constexpr std::array<Place, 6> EDGES{1, 5, 8, 12, 16, 24};
+    static std::size_t class_of(Place matched);
+
+    std::array<std::array<Count, EDGES.size() + 1>, SOURCES> counts_{};
 };
 
 class StepThreads;
@@ -77,10 +99,10 @@ public:
     // The tokens that the sample's next draft may have for sure.
     Place window(std::int64_t sample) { return texts_.running(sample).window; }
     // End a sample. Its text stays for its siblings until the last of them has finished.
-    void finish(std::int64_t sample) { texts_.finish(sample); }
+    void finish(std::int64_t sample);
 
     // Bytes of all texts and tables, without indexes, which are mapped.
-    std::size_t memory_bytes() const { return texts_.memory_bytes(); }
+    std::size_t memory_bytes() const { return texts_.memory_bytes() + shared_.memory_bytes(); }
 
 private:
     // A sample of the step, and its number in the step.
@@ -98,9 +120,20 @@ private:
     void enter(std::span<const BatchItem> group);
     void draft_group(std::span<const BatchItem> group);
     OneDraft draft_one(Sample& sample, Place room, Place window, std::span<Token> out, std::span<float> probabilities);
+    OneDraft draft_shared(const Sample& sample, const Shared::Hashes& ends, const OneDraft& own, std::span<Token> out,
+                          std::span<float> probabilities) const;
+    void enter_shared(std::span<const std::int64_t> samples);
+    void rest_or_try();
 
     Rules rules_;
     Texts texts_;
+    Shared shared_;
+    // First tokens of drafts, by source and matched tokens: how many were accepted, of how many.
+    FirstTokens first_tokens_;
+    // Whether what all prompts share is drafted from in this step, the steps until that is decided again, and since
+    // then the samples that it could draft for and its accepted tokens.
+    bool sharing_ = false;
+    std::int64_t steps_left_ = 0, could_gain_ = 0, gained_ = 0;
 
     // The step under way: its rules, its samples ordered by prompt, where each part begins, and the drafts with gaps.
     bool whole_ = false;

@@ -160,6 +160,7 @@ std::int32_t Texts::start(const std::string& key, Place prompt_tokens, Place mos
     fresh.row = free_samples_.back();
     fresh.prompt = prompt_of(key);
     fresh.prompt_tokens = static_cast<std::int32_t>(prompt_tokens);
+    fresh.shared = fresh.prompt_tokens;
     fresh.limit = most_tokens;
     fresh.window = static_cast<std::int32_t>(window);
     fresh.recent = FIRST_RECENT;

@@ -22,8 +22,8 @@
 namespace drafting {
 
 // Where a draft came from; rhyme_openrlhf/drafting/drafter.py has the same numbers.
-enum class Source : std::int64_t { NONE, HISTORY, SIBLINGS, OWN };
-inline constexpr std::size_t SOURCES = 4;
+enum class Source : std::int64_t { NONE, HISTORY, SIBLINGS, OWN, SHARED };
+inline constexpr std::size_t SOURCES = 5;
 // A sample's number if the sample never drafts.
 inline constexpr std::int64_t NO_SAMPLE = -1;
 
@@ -72,9 +72,12 @@ struct Sample {
     // Tokens that the next draft may have for sure, and the recent acceptance rate in thousandths.
     std::int32_t window = 0;
     std::int32_t recent = 0;
-    // The source of the last draft, and the draft's number in its step.
+    // The source of the last draft, the tokens matched before it, and the draft's number in its step.
     Source source = Source::NONE;
+    std::int32_t matched = 0;
     std::int32_t number = 0;
+    // The tokens that were entered into what all prompts share, or left out of it.
+    std::int32_t shared = 0;
 
     std::span<const Token> known() const { return std::span(text).first(count); }
 };

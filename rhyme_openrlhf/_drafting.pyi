@@ -88,6 +88,17 @@ class Cursor:
     @property
     def length(self) -> int: ...
 
+class Shared:
+    """What the last `window` entered tokens share."""
+
+    def __init__(self, window: int) -> None: ...
+    def enter(self, text: ArrayLike, token: int) -> None: ...
+    def guess(self, text: ArrayLike) -> tuple[int, int, float]:
+        """Return the token (-1: none), how many last tokens of the text matched, and the probability."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+
 class Drafter:
     """All drafting of one engine. A sample is a number that `start` gives, or NO_SAMPLE."""
 
@@ -103,6 +114,7 @@ class Drafter:
         window_max: int,
         extend_confidence: float,
         stop_confidence: float,
+        shared_tokens: int,
         helpers: int,
     ) -> None: ...
     def install(self, prompt: str, index: Index) -> None: ...

@@ -53,9 +53,10 @@ class PieceView(View):
     """A part of a response."""
 
     source: str = Field(
-        description="Empty: sampled by the model. `history`, `siblings`, `own`: from an accepted draft (of earlier "
-        "responses, of others to the same prompt, of this text itself); `ngram`, `draft_model`, `eagle3`: from one "
-        "that vLLM's own method proposed (--drafting.source). `context`: put in between two rounds by the task.",
+        description="Empty: sampled by the model. `history`, `siblings`, `own`, `shared`: from an accepted draft (of "
+        "earlier responses, of others to the same prompt, of this text itself, of responses to all prompts); `ngram`, "
+        "`draft_model`, `eagle3`: from one that vLLM's own method proposed (--drafting.source). `context`: put in "
+        "between two rounds by the task.",
         examples=["history"],
     )
     text: str

@@ -31,9 +31,12 @@ def _bubble_seconds() -> ColumnElement[Any]:
 FIGURES: dict[str, ColumnElement[Any]] = {
     "speculation_rate": _ratio(Step.accepted, Step.engine_tokens),
     "acceptance_rate": _ratio(Step.accepted, Step.drafted),
-    "history_share": _ratio(Step.accepted - Step.accepted_siblings - Step.accepted_own, Step.engine_tokens),
+    "history_share": _ratio(
+        Step.accepted - Step.accepted_siblings - Step.accepted_own - Step.accepted_shared, Step.engine_tokens
+    ),
     "siblings_share": _ratio(Step.accepted_siblings, Step.engine_tokens),
     "own_share": _ratio(Step.accepted_own, Step.engine_tokens),
+    "shared_share": _ratio(Step.accepted_shared, Step.engine_tokens),
     "tokens_per_step": _ratio(Step.decode_tokens, Step.sample_steps),
     "decode_step_ms": _ratio(Step.busy_seconds * MS_PER_SECOND, Step.decode_steps),
     "tokens_per_second": _ratio(Step.response_tokens, Step.rollout_seconds),

@@ -1,10 +1,10 @@
 """The source "history": drafts for names of requests, as lists of tokens.
 
-Drafts come from three places: the history of the sample's prompt, its siblings and its own text so far. Siblings are
-the other samples of that prompt on this engine, while they are generated. The one that matches most of the sample's
-last tokens drafts; where they match as many, history before siblings before own text. The compiled core
-(csrc/drafter.h) holds the texts and drafts; this module keeps the names, and has a planner decide how much of the
-drafts is verified.
+Drafts come from the history of the sample's prompt, its siblings and its own text so far. Siblings are the other
+samples of that prompt on this engine, while they are generated. The source that matches most of the sample's last
+tokens drafts; of equally long matches, history before siblings before own text. What all prompts share drafts where its
+first token is more likely accepted. The compiled core (csrc/drafter.h) holds the texts and drafts; this module keeps
+the names, and has a planner decide how much of the drafts is verified.
 
 Invariants:
 - A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
@@ -36,8 +36,8 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 # Sources of drafts, as the core numbers them (csrc/texts.h).
-NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
-SOURCE_NAMES = ("", "history", "siblings", "own")
+NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN, FROM_SHARED = range(5)
+SOURCE_NAMES = ("", "history", "siblings", "own", "shared")
 # The sample of a request that never drafts, as the core knows it.
 NEVER = -1
 
@@ -60,7 +60,7 @@ class HistoryDrafter(DraftSource):
             longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
             own_output=settings.own_output, window_start=settings.window_start, window_step=settings.window_step,
             window_max=settings.window_max, extend_confidence=settings.extend_confidence,
-            stop_confidence=settings.stop_confidence, helpers=threads - 1,
+            stop_confidence=settings.stop_confidence, shared_tokens=settings.shared_tokens, helpers=threads - 1,
         )  # fmt: skip
 
     def plan_by(self, predictor: Predictor) -> None:

@@ -42,8 +42,8 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         return {"scheduler_cls": SCHEDULER, "additional_config": own}
     histospec, drafting = rhyme.histospec, rhyme.drafting
     if rhyme.run.reproducible:
-        # How far a sibling is depends on timing, and drafts decide which random numbers a sample draws.
-        histospec = dataclasses.replace(histospec, siblings=False)
+        # How far other samples are depends on timing, and drafts decide which random numbers a sample draws.
+        histospec = dataclasses.replace(histospec, siblings=False, shared_tokens=0)
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     if drafting.source in VLLM_METHODS:

@@ -73,6 +73,14 @@ class HistoSpecSettings(Settings):
         "Also draft from the sample's own prompt and response so far. It does where a longer match is found there than "
         "in the other sources.",
     )
+    # 6 MB; in replays of five runs of up to 250,000 tokens nothing older is of use.
+    shared_tokens: int = option(
+        262144,
+        "Also draft from what the last responses of all prompts on the engine share, where that is more likely "
+        "accepted. This many tokens of them are remembered, in 24 bytes each; 0: none. Not in reproducible runs.",
+        low=0,
+        high=1 << 27,
+    )
 
     def check(self) -> None:
         if self.window_start > self.window_max:

@@ -58,8 +58,10 @@ class EngineCounters:
     accepted_siblings: int = 0
     """The accepted tokens whose drafts came from other samples of the same prompt, of the same rollout."""
     accepted_own: int = 0
-    """The accepted tokens whose drafts came from the sample's own text. What is left of `accepted` is from history,
-    or from the method of vLLM that --drafting.source names."""
+    """The accepted tokens whose drafts came from the sample's own text."""
+    accepted_shared: int = 0
+    """The accepted tokens whose drafts came from what the responses of all prompts share. What is left of `accepted`
+    is from history, or from the method of vLLM that --drafting.source names."""
 
     def __add__(self, other: EngineCounters) -> EngineCounters:
         return EngineCounters(*(getattr(self, n) + getattr(other, n) for n in COUNTER_NAMES))
@@ -89,8 +91,8 @@ class EngineCounters:
 
 
 SECONDS = ("busy_seconds", "draft_seconds")
-# Not in the records of version 0.1.
-LATER = ("accepted_siblings", "accepted_own")
+# Not in the records of earlier versions.
+LATER = ("accepted_siblings", "accepted_own", "accepted_shared")
 COUNTER_NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(EngineCounters))
 
 
@@ -135,7 +137,8 @@ def speculation_rate(counters: EngineCounters) -> float | None:
 
 def history_share(counters: EngineCounters) -> float | None:
     """Return the part of the speculation rate whose drafts came from earlier responses."""
-    return _ratio(counters.accepted - counters.accepted_siblings - counters.accepted_own, counters.response_tokens)
+    others = counters.accepted_siblings + counters.accepted_own + counters.accepted_shared
+    return _ratio(counters.accepted - others, counters.response_tokens)
 
 
 def siblings_share(counters: EngineCounters) -> float | None:
@@ -146,6 +149,11 @@ def siblings_share(counters: EngineCounters) -> float | None:
 def own_share(counters: EngineCounters) -> float | None:
     """Return the part of the speculation rate whose drafts came from the sample's own text."""
     return _ratio(counters.accepted_own, counters.response_tokens)
+
+
+def shared_share(counters: EngineCounters) -> float | None:
+    """Return the part of the speculation rate whose drafts came from what the responses of all prompts share."""
+    return _ratio(counters.accepted_shared, counters.response_tokens)
 
 
 def acceptance_rate(counters: EngineCounters) -> float | None:
@@ -259,6 +267,9 @@ _DEFINITIONS = {
         "Response tokens accepted from drafts out of the prompt's other samples of the rollout / all response tokens."
     ),
     "own_share": "Response tokens accepted from drafts out of the sample's own text / all response tokens.",
+    "shared_share": (
+        "Response tokens accepted from drafts out of what the responses of all prompts share / all response tokens."
+    ),
     "acceptance_rate": "Accepted draft tokens / proposed draft tokens.",
     "tokens_per_step": (
         "Tokens emitted by decode steps / (decode steps x samples running in each): 1.0 without speculation."

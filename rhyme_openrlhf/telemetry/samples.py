@@ -8,9 +8,10 @@ answer. `Round` is what is noted of it; rounds travel with the response, to the 
     {"step", "group" (prompt_keys.py::prompt_key of the prompt), "prompt", "pieces": [[source, text], ...],
      "tokens", "drafted", "accepted", "reward", "engines", "weight_versions", "finish_reason", "cut"}
 
-`pieces` joined are the text behind the prompt. Their sources: "" sampled by the model itself, "history", "siblings" and
-"own" (drafting/drafter.py) accepted drafts, as "ngram", "draft_model" and "eagle3" (--drafting.source); "context"
-what the task put between two rounds. `drafted` and `accepted` are null where nothing was noted (no speculation);
+`pieces` joined are the text behind the prompt. Their sources: "" sampled by the model itself, "history", "siblings",
+"own" and "shared" (drafting/drafter.py) accepted drafts, as "ngram", "draft_model" and "eagle3" (--drafting.source);
+"context" what the task put between two rounds. `drafted` and `accepted` are null where nothing was noted (no
+speculation);
 `weight_versions` are those of the first and of the last token; `cut` says that the text was longer than is kept.
 
 `lengths.jsonl` has how long every response was, one prompt group a line; `rhyme simulate --from-run` replays it:

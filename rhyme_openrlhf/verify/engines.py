@@ -230,8 +230,8 @@ class EnginePool:
     def _start(self, dtype: str, speculate: bool, group: Any, shared: bool) -> Any:
         settings = dataclasses.replace(
             self._settings,
-            # Checks draft what they installed: a prompt's other samples must not come in between.
-            histospec=dataclasses.replace(self._settings.histospec, enable=speculate, siblings=False),
+            # Checks draft what they installed: other samples must not come in between.
+            histospec=dataclasses.replace(self._settings.histospec, enable=speculate, siblings=False, shared_tokens=0),
             # Nor steps in which drafts are left out to measure their gain: a check counts what was verified.
             drafting=dataclasses.replace(self._settings.drafting, probe_share=0),
             cpu=dataclasses.replace(self._settings.cpu, dtype=dtype),

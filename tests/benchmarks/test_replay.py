@@ -96,7 +96,7 @@ def test_ours_drafts_the_second_epoch_from_the_first() -> None:
     rng = np.random.default_rng(3)
     responses = [rng.integers(0, 1000, 200).tolist() for _ in range(4)]
     steps = [[record(number, *responses)] for number in (1, 2, 3)]
-    settings = HistoSpecSettings(siblings=False, own_output=False)
+    settings = HistoSpecSettings(siblings=False, own_output=False, shared_tokens=0)
     first, second = replay.replay(steps, [Ours(settings)])
     # An epoch is two steps: the first's second step has the history of its first.
     assert first["tokens"] == 2 * second["tokens"] == 8 * 199

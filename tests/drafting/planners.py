@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES
 from rhyme_openrlhf.drafting.planner import DraftPlanner
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from tests.latency import formula
 
-SOURCES = 4
+SOURCES = len(SOURCE_NAMES)
 
 
 def planner(ms_a_row: float) -> DraftPlanner:

@@ -23,7 +23,8 @@ FAR = 1000
 def settings(**changes: Any) -> HistoSpecSettings:
     """History alone, and the window alone says how long a draft is; but for `changes`."""
     alone: dict[str, Any] = {
-        "prefix_min": 3, "own_output": False, "siblings": False, "extend_confidence": 1.0, "stop_confidence": 0.0
+        "prefix_min": 3, "own_output": False, "siblings": False, "shared_tokens": 0, "extend_confidence": 1.0,
+        "stop_confidence": 0.0,
     }  # fmt: skip
     return HistoSpecSettings(**(alone | changes))
 

@@ -34,7 +34,8 @@ class Growing(WholeTexts):
 def live(**changes: Any) -> Growing:
     """The named sources alone; a draft is as long as its window."""
     plain: dict[str, Any] = {
-        "prefix_min": 3, "own_output": False, "siblings": False, "extend_confidence": 1.0, "stop_confidence": 0.0
+        "prefix_min": 3, "own_output": False, "siblings": False, "shared_tokens": 0, "extend_confidence": 1.0,
+        "stop_confidence": 0.0,
     }  # fmt: skip
     return Growing(HistoSpecSettings(**(plain | changes)))
 

@@ -18,7 +18,7 @@ from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 SAMPLES, PROMPTS, CONTEXT = 2 * core.LEAST_HELPED, 24, 4
 RULES = {
     "longest": 16, "shortest": 2, "siblings": True, "own_output": True, "window_start": 2, "window_step": 2,
-    "window_max": 32, "extend_confidence": 0.7, "stop_confidence": 0.5,
+    "window_max": 32, "extend_confidence": 0.7, "stop_confidence": 0.5, "shared_tokens": 4096,
 }  # fmt: skip
 
 

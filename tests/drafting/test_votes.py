@@ -16,7 +16,7 @@ MOST_VOTES = 4
 
 def drafter() -> WholeTexts:
     """Nothing matches but single tokens."""
-    made = WholeTexts(HistoSpecSettings(prefix_min=16, own_output=False))
+    made = WholeTexts(HistoSpecSettings(prefix_min=16, own_output=False, shared_tokens=0))
     for name in ("writer", "asker"):
         made.begin(name, "p", 1, FAR)
     return made

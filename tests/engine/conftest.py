@@ -98,7 +98,9 @@ def plain_engine(starts_engine: None) -> Iterator[RunningEngine]:
 @pytest.fixture(scope="session")
 def history_engine(starts_engine: None) -> Iterator[RunningEngine]:
     """Speculation on, from history alone: what is drafted is what the test put there, in every decode step."""
-    settings = HistoSpecSettings(own_output=False, siblings=False, extend_confidence=1.0, stop_confidence=0.0)
+    settings = HistoSpecSettings(
+        own_output=False, siblings=False, shared_tokens=0, extend_confidence=1.0, stop_confidence=0.0
+    )
     every = DraftingSettings(probe_share=0)
     engine = RunningEngine(RhymeSettings(histospec=settings, drafting=every, cpu=CpuSettings(kv_cache_mb=128)))
     yield engine

@@ -141,6 +141,19 @@ def test_greedy_output_is_the_same_with_drafts_from_siblings(
     assert did.accepted_siblings > 0
 
 
+def test_greedy_output_is_the_same_with_drafts_from_other_prompts(
+    plain_answers: Any, default_engine: Any, tokenizer: Any
+) -> None:
+    prompts, expected = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
+    before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
+    # The second time the same prompts have other keys: as other prompts whose answers are the same.
+    for turn in range(2):
+        parameters = [greedy(prompt, f"shared-{turn}-{number}") for number, prompt in enumerate(prompts)]
+        assert [list(out.token_ids) for out in default_engine.generate(prompts, parameters)] == expected
+    did = EngineCounters.from_dict(default_engine.scheduler("read_counters")) - before
+    assert did.accepted_shared > 0.2 * did.response_tokens
+
+
 @pytest.mark.parametrize("kind", ["right", "late"])
 def test_greedy_output_is_the_same_under_a_grammar(
     kind: str, plain_engine: Any, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
@@ -268,7 +281,7 @@ def test_what_is_traced_of_drafts_is_what_was_accepted(default_engine: Any, toke
     for out, trace in zip(found, traces, strict=True):
         at = 1  # a sample's first token comes from its prefill
         for first, end, source in trace["spans"]:
-            assert at <= first < end and source in ("history", "siblings", "own")
+            assert at <= first < end and source in ("history", "siblings", "own", "shared")
             at = end + 1  # behind an accepted draft there is a token of the model's own
             accepted += max(0, min(end, len(out.token_ids)) - first)
     assert (sum(trace["drafted"] for trace in traces), accepted) == (did.drafted, did.accepted)
@@ -300,7 +313,7 @@ def test_greedy_output_is_the_same_when_a_planner_cuts_the_drafts(
         assert [list(out.token_ids) for out in default_engine.generate(asked, parameters)[2::3]] == expected
     # What the second time expects, it has learnt.
     budget = DraftBudget(1, 0, **default_engine.scheduler("take_decisions"))
-    assert sum(budget.decode_steps) > 100 and max(budget.running) > 32
+    assert sum(budget.decode_steps) > 80 and max(budget.running) > 32
     drafted = sum(n * b * d for n, b, d in zip(budget.decode_steps, budget.running, budget.draft_length, strict=True))
     accepted = sum(n * a for n, a in zip(budget.decode_steps, budget.accepted, strict=True))
     foreseen = sum(n * a for n, a in zip(budget.decode_steps, budget.expected_accepted, strict=True))

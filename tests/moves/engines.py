@@ -73,7 +73,7 @@ class LocalEngine:
         # Speculation from a sample's own text, which does not depend on who else runs, and little of it, so that a
         # sample is not over before it is moved.
         settings = RhymeSettings(
-            histospec=HistoSpecSettings(siblings=False, window_max=4),
+            histospec=HistoSpecSettings(siblings=False, shared_tokens=0, window_max=4),
             cpu=CpuSettings(kv_cache_mb=16),
             move=MoveSettings(enable=True),
             histopipe=HistoPipeSettings(enable=pipelined),

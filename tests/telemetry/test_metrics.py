@@ -126,6 +126,7 @@ def test_every_figure_is_described_in_one_sentence() -> None:
         "history_share",
         "siblings_share",
         "own_share",
+        "shared_share",
         "acceptance_rate",
         "tokens_per_step",
         "decode_step_ms",
@@ -138,9 +139,11 @@ def test_every_figure_is_described_in_one_sentence() -> None:
 
 
 def test_the_sources_shares_add_up_to_the_speculation_rate() -> None:
-    counters = EngineCounters(response_tokens=100, accepted=60, accepted_siblings=10, accepted_own=20)
-    shares = (metrics.history_share(counters), metrics.siblings_share(counters), metrics.own_share(counters))
-    assert shares == (0.3, 0.1, 0.2)
+    counters = EngineCounters(
+        response_tokens=100, accepted=60, accepted_siblings=10, accepted_own=20, accepted_shared=5
+    )
+    parts = (metrics.history_share, metrics.siblings_share, metrics.own_share, metrics.shared_share)
+    assert [part(counters) for part in parts] == [0.25, 0.1, 0.2, 0.05]
     assert metrics.own_share(EngineCounters()) is None
 
 

@@ -68,7 +68,8 @@ def test_one_engine_drafts_in_every_step_and_the_other_never(made: list[dict[str
     plain, speculating = (arguments["rhyme"] for arguments in made)
     assert speculating.histospec.enable and not plain.histospec.enable
     # Steps without drafts, and drafts from a prompt's other samples, would be none of what a check installed.
-    assert speculating.drafting.probe_share == 0 and not speculating.histospec.siblings
+    histospec = speculating.histospec
+    assert speculating.drafting.probe_share == 0 and not histospec.siblings and not histospec.shared_tokens
     assert {arguments["dtype"] for arguments in made} == {"float32"}
 
 

@@ -40,6 +40,7 @@ SOURCES: dict[str, str] = {
     "history": "accepted draft, from earlier responses to this prompt",
     "siblings": "accepted draft, from this prompt's other responses of the same step",
     "own": "accepted draft, from earlier in this response",
+    "shared": "accepted draft, from responses to all prompts",
     "ngram": "accepted draft, vLLM's n-grams of this response and its prompt",
     "draft_model": "accepted draft, from the draft model",
     "eagle3": "accepted draft, from the EAGLE head",

@@ -42,6 +42,7 @@ LABELS: dict[str, str] = {
     "reward": "Reward",
     "rollout_reward": "Reward at rollout",
     "rollout_seconds": "Rollout (s)",
+    "shared_share": "Responses to other prompts",
     "siblings_share": "Siblings of the same rollout",
     "speculation_rate": "Speculation rate",
     "step_seconds": "Step time (s)",

@@ -18,7 +18,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 
 ONE = f"/api/v1/runs/{'a' * 16}"
-SOURCES = ("history_share", "siblings_share", "own_share")
+SOURCES = ("history_share", "siblings_share", "own_share", "shared_share")
 EXPORT = f"/api/v1/export/runs/{'a' * 16}"
 
 

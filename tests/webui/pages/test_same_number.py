@@ -88,7 +88,7 @@ def test_drafts_and_off_policyness_are_what_the_record_says(demo_dashboard: Any,
     for one in recorded:
         if isinstance(one, EngineStep):
             counted[one.step] += one.counters
-    shares = (metrics.history_share, metrics.siblings_share, metrics.own_share)
+    shares = (metrics.history_share, metrics.siblings_share, metrics.own_share, metrics.shared_share)
     drawn = {trace["name"]: trace for trace in figure(client, uid, "draft_sources")["data"]}
     for name, share in zip(SOURCES, shares, strict=True):
         trace = drawn[text.label(name)]

@@ -30,7 +30,7 @@ NO_GAIN = (
 
 
 # Sources in stacking order; together they are the speculation rate.
-SOURCES = ("history_share", "siblings_share", "own_share")
+SOURCES = ("history_share", "siblings_share", "own_share", "shared_share")
 
 
 class DraftBudget(msgspec.Struct):
