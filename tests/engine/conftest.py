@@ -109,7 +109,8 @@ def history_engine(starts_engine: None) -> Iterator[RunningEngine]:
 
 @pytest.fixture(scope="module")
 def default_engine(starts_engine: None) -> Iterator[RunningEngine]:
-    """Speculation on, default settings."""
-    engine = RunningEngine(RhymeSettings(cpu=CpuSettings(kv_cache_mb=128)))
+    """Speculation on, default settings, and every source of drafts."""
+    settings = HistoSpecSettings(shared_tokens=262144)
+    engine = RunningEngine(RhymeSettings(histospec=settings, cpu=CpuSettings(kv_cache_mb=128)))
     yield engine
     engine.stop()
