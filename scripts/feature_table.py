@@ -34,6 +34,9 @@ class Feature(NamedTuple):
 # Reallocation and TP switching get their thresholds by a flag, so that they need no profile.
 OURS = (
     Feature("drafts from history", ""),
+    Feature(
+        "history and a draft model", f"--drafting.source history+draft_model --drafting.model {embedded.DRAFT_MODEL}"
+    ),
     Feature("n-gram drafts", "--drafting.source ngram"),
     Feature("no drafts", "--no-histospec.enable"),
     Feature("pipeline", "--train.async_enable --histopipe.enable"),

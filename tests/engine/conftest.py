@@ -105,6 +105,15 @@ def history_engine(starts_engine: None) -> Iterator[RunningEngine]:
     engine.stop()
 
 
+@pytest.fixture(scope="session")
+def combined_engine(starts_engine: None) -> Iterator[RunningEngine]:
+    """History and the embedded draft model; the passes run wherever history does not serve all samples."""
+    drafting = DraftingSettings(source="history+draft_model", model=str(embedded.DRAFT_MODEL), probe_share=0)
+    engine = RunningEngine(RhymeSettings(drafting=drafting, cpu=CpuSettings(kv_cache_mb=128)))
+    yield engine
+    engine.stop()
+
+
 @pytest.fixture(scope="module")
 def default_engine(starts_engine: None) -> Iterator[RunningEngine]:
     """Speculation on, default settings."""
