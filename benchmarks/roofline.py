@@ -61,7 +61,6 @@ def roofline(model: ModelSpec, device: DeviceSpec, tensor_parallel: int, efficie
         StepPoint(running, running * each, 0, seconds(running, running * each), 0.0, 1)
         for running in RUNNING
         for each in CONTEXTS
-        if running * each <= max(kv_tokens, running)
     )
     prefills = tuple(
         PrefillPoint(count, length, seconds(count * length, 0), 0.0, 1) for count in (1, 16) for length in (128, 16384)

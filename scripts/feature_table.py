@@ -1,7 +1,8 @@
 """Write which features go together into docs/guides/features.md, as `rhyme train` decides it before a start.
 
-Each cell is one call of the checks before a run, with the demo's model and prompts on pretended GPUs: "yes", or the
-number of the sentence that refuses the pair. `--write` changes the page; a test compares the two.
+Each cell is one call of the checks before a run, with the demo's model and prompts on pretended GPUs: "yes", the number
+of the sentence that refuses the pair, or "–" where one excludes the other by its meaning. `--write` changes the page; a
+test compares the two.
 """
 
 from __future__ import annotations
@@ -25,38 +26,64 @@ AGENT = "class AgentExecutor:\n    pass\n"
 
 
 class Feature(NamedTuple):
-    """A feature or a mode of OpenRLHF's, by the flags that switch it on."""
+    """A feature or a mode of OpenRLHF's, by the flags that switch it on; features of one kind exclude each other."""
 
     name: str
     flags: str
+    kind: str = ""
 
 
 # Reallocation and TP switching get their thresholds by a flag, so that they need no profile.
+TP_SWITCH = "--tp_switch.enable --tp_switch.samples 4 --tp_switch.device_mb 80000"
 OURS = (
-    Feature("drafts from history", ""),
+    Feature("drafts from history", "", "drafts"),
+    Feature("n-gram drafts", "--drafting.source ngram", "drafts"),
+    Feature("draft model, EAGLE", f"--drafting.source draft_model --drafting.model {embedded.DRAFT_MODEL}", "drafts"),
     Feature(
-        "history and a draft model", f"--drafting.source history+draft_model --drafting.model {embedded.DRAFT_MODEL}"
+        "history and a draft model",
+        f"--drafting.source history+draft_model --drafting.model {embedded.DRAFT_MODEL}",
+        "drafts",
     ),
-    Feature("n-gram drafts", "--drafting.source ngram"),
-    Feature("no drafts", "--no-histospec.enable"),
-    Feature("pipeline", "--train.async_enable --histopipe.enable"),
-    Feature("pipeline with deferral", "--train.async_enable --histopipe.enable --histopipe.defer"),
+    Feature("no drafts", "--no-histospec.enable", "drafts"),
+    Feature("pipeline", "--train.async_enable --histopipe.enable", "pipeline"),
+    Feature("pipeline with deferral", "--train.async_enable --histopipe.enable --histopipe.defer", "pipeline"),
     Feature("moves", "--move.enable"),
     Feature("reallocation", "--reallocation.enable --reallocation.threshold 8"),
-    Feature("TP switching", "--tp_switch.enable --tp_switch.samples 4 --tp_switch.device_mb 80000"),
+    Feature("TP switching", TP_SWITCH, "switching"),
+    Feature("TP switching, KV caches in turns", f"{TP_SWITCH} --tp_switch.kv_caches turns", "switching"),
     Feature("reproducible", "--run.reproducible"),
 )
 UPSTREAM = (
-    Feature("synchronous", ""),
+    Feature("synchronous", "", "loop"),
     Feature("asynchronous", "--train.async_enable"),
     Feature("partial rollout", "--train.async_enable --train.partial_rollout_enable"),
+    Feature("oversampling", "--train.async_enable --rollout.vllm_generate_batch_size 24"),
     Feature("colocated, with sleep", "--train.colocate_all --vllm.enable_sleep --ds.enable_sleep"),
-    Feature("LoRA", "--ds.lora.rank 8"),
-    Feature("policy over several GPUs (`--ds.tensor_parallel_size`)", "--ds.tensor_parallel_size 2"),
-    Feature("agent", "--train.agent_func_path AGENT"),
     Feature("dynamic filtering", "--algo.dynamic_filtering_enable --algo.dynamic_filtering_range 0 1"),
+    Feature("evaluation", f"--eval.steps 2 --eval.dataset {embedded.DATA}"),
+    Feature("agent", "--train.agent_func_path AGENT"),
+    Feature("images (vision)", "--data.max_images_per_prompt 1"),
     Feature("critic (GAE)", f"--algo.advantage.estimator gae --critic.model_name_or_path {embedded.MODEL}"),
+    Feature("reward model", f"--reward.model_name_or_path {embedded.MODEL}"),
+    Feature("LoRA", "--ds.lora.rank 8"),
+    Feature("4-bit weights", "--ds.load_in_4bit"),
+    Feature("policy over several GPUs (`--ds.tensor_parallel_size`)", "--ds.tensor_parallel_size 2"),
+    Feature("packing, ring attention", "--ds.packing_samples --ds.ring_attn_size 2"),
 )  # fmt: skip
+# Why a pair is refused, by words of its sentence.
+SENSELESS, NOT_BUILT, UPSTREAM_REFUSES = "makes no sense", "not built", "OpenRLHF refuses it"
+WHY = {
+    "OpenRLHF: ": UPSTREAM_REFUSES,
+    "needs speculation": SENSELESS,
+    "goes with no moves": NOT_BUILT,
+    "does not go with --reallocation.enable yet": NOT_BUILT,
+    "does not go with --run.reproducible": SENSELESS,
+    "does not go with --train.partial_rollout_enable": SENSELESS,
+    "needs --weights.transport openrlhf": NOT_BUILT,
+    "does not go with --algo.dynamic_filtering_enable and --histopipe.defer": NOT_BUILT,
+    "only in the streaming pipeline": SENSELESS,
+    "with KV caches in turns does not go": NOT_BUILT,
+}
 
 
 def refusal(folder: Path, *features: Feature) -> str:
@@ -74,27 +101,37 @@ def refusal(folder: Path, *features: Feature) -> str:
     return ""
 
 
+def why(sentence: str) -> str:
+    """Return why a pair with this sentence is refused. Raise ValueError for a sentence that is not in WHY."""
+    for words, reason in WHY.items():
+        if words in sentence:
+            return reason
+    raise ValueError(f"WHY in scripts/feature_table.py has no entry for: {sentence}")
+
+
 def table(folder: Path) -> str:
     """Return the tables of pairs, and the sentences that their numbers stand for."""
     sentences: list[str] = []
 
     def cell(one: Feature, other: Feature) -> str:
-        if one.name == other.name:
+        if one.name == other.name or (one.kind and one.kind == other.kind):
             return "–"
-        if other.name == "synchronous" and "--train.async_enable" in one.flags:
-            return "asynchronous alone"
+        if one.name == "synchronous" and "--train.async_enable" in other.flags:
+            return "–"
         sentence = re.sub(re.escape(str(folder)) + r"/?", "", refusal(folder, one, other))
         if sentence and sentence not in sentences:
             sentences.append(sentence)
         return f"[{sentences.index(sentence) + 1}]" if sentence else "yes"
 
-    def rows(columns: tuple[Feature, ...]) -> list[str]:
-        head = f"| | {' | '.join(feature.name for feature in columns)} |"
-        lines = [f"| **{one.name}** | {' | '.join(cell(one, other) for other in columns)} |" for one in OURS]
-        return [head, "|---" * (len(columns) + 1) + "|", *lines]
+    def rows(lines: tuple[Feature, ...]) -> list[str]:
+        head = f"| | {' | '.join(feature.name for feature in OURS)} |"
+        body = [f"| **{one.name}** | {' | '.join(cell(one, other) for other in OURS)} |" for one in lines]
+        return [head, "|---" * (len(OURS) + 1) + "|", *body]
 
-    text = ["Ours with ours:", "", *rows(OURS), "", "Ours with OpenRLHF's modes:", "", *rows(UPSTREAM), ""]
-    return "\n".join([*text, *(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)), ""])
+    text = ["Ours with ours:", "", *rows(OURS), "", "OpenRLHF's modes with ours:", "", *rows(UPSTREAM), ""]
+    text += ["| number | refused with | why |", "|---|---|---|"]
+    refused = [f"| {number} | {sentence} | {why(sentence)} |" for number, sentence in enumerate(sentences, 1)]
+    return "\n".join([*text, *refused, ""])
 
 
 def main() -> int:

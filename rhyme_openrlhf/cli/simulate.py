@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
     except (ProfileError, WorkloadError, NotMeasured, CoreMissing, ValueError) as error:
         return _refuse(str(error))
     heading = report.title(workload, profiles, variants[0].cluster.tensor_parallel)
-    notes = _notes(profiles, options)
+    notes = _notes(profiles, options, variants)
     _print(heading, notes, report.rows(variants, results))
     if replayed:
         print("\n".join(replayed.lines()))
@@ -241,11 +241,11 @@ def _acceptance(text: str) -> tuple[Acceptance, Acceptance, int]:
         raise ValueError(f"--acceptance takes C:P,C:P,EPOCHS with shares from 0 to 1, got {text!r}") from error
 
 
-def _notes(profiles: dict[int, Profile], options: argparse.Namespace) -> list[str]:
+def _notes(profiles: dict[int, Profile], options: argparse.Namespace, variants: Sequence[Variant]) -> list[str]:
     notes = gaps(profiles)
     if any(name in options.features.split(",") for name in ("speculation", "budget")):
         notes.append(f"acceptance is a parameter, not measured: --acceptance {options.acceptance}")
-    return notes
+    return [*notes, *dict.fromkeys(filter(None, (variant.no_effect for variant in variants)))]
 
 
 def _print(heading: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

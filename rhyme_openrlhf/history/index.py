@@ -26,7 +26,8 @@ Invariants:
   `recency` is the furthest position of one of them in `tokens`, so the piece given last wins, and within one piece
   the later occurrence. Priorities of zero and less are all equal: a sum of failures says how often a branch was
   taken, not that a rarer failure is likelier. Pieces that end at the branch take no part.
-- Priorities are sums of integers (fixed point), so equal sums are exactly equal and a tie never depends on rounding.
+- Rewards are rounded to fixed point, and priorities are exact sums of these integers: the order of summation never
+  decides a tie. Sums that are equal only before the rounding (0.6 - 0.3 and 0.3) may differ by one unit.
 """
 
 from __future__ import annotations

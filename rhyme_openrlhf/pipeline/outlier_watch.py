@@ -1,12 +1,17 @@
-"""Looks some times a second for responses that are far too long for their rank group (RhymeRL 6.3).
+"""Watch for responses that are far too long for their rank group, some times a second (RhymeRL 6.3).
 
-Thin: asks the engines what they run, and `scheduling/outliers.py` what of it is too long and where it goes.
-Invariants: engines that do not answer cost a look, never the step. A rank group is judged only when all of its prompts
-have begun. A sample goes only to an engine with the same weights; a sample that a tail layout has stays there.
+Thin: it queries the engines for their running samples; `scheduling/outliers.py` decides which are too long and where
+they go. Each look takes the answers to the queries of earlier looks, so the controller never waits for an engine that
+loads weights.
+
+Invariants: a look never blocks; an engine has at most one query under way; an engine without an answer is left out of
+the look. A rank group is judged only when all of its prompts have begun. A sample goes only to an engine with the same
+weights; a sample on a tail layout stays there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -19,12 +24,10 @@ from rhyme_openrlhf.engine.messages import RunningSamples
 from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.scheduling.outliers import RunningEngine, RunningEngines, destination, outliers
 
-# What is too long has to be found while it still runs: with a small model, 100 tokens take a third of a second. With
-# many engines less often, because the controller spends about a millisecond on each engine that it asks.
+# An outlier has to be found while it runs: with a small model, 100 tokens take a third of a second. Looks are rarer
+# with many engines, because the controller spends about a millisecond on each query.
 LOOK_SECONDS = 0.25
 LOOK_SECONDS_PER_ENGINE = 0.004
-# Engines answer between two decode steps.
-ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,25 +53,38 @@ class OutlierWatch:
         self._beta = beta
         self._samples = samples_per_prompt
         self._looked = 0.0
+        self._asked: dict[ray.ObjectRef[RunningSamples], int] = {}
         self.look_seconds = max(LOOK_SECONDS, len(engines) * LOOK_SECONDS_PER_ENGINE)
         """From one look to the next."""
 
     def find(self, step: Step) -> list[Outlier]:
-        """Return what should leave its rank group, the longest of each first; nothing before the next look is due."""
+        """Return the outliers, the longest of each rank group first; nothing before the next look is due."""
         if not step.placement.rank_groups or time.monotonic() - self._looked < self.look_seconds:
             return []
         self._looked = time.monotonic()
-        try:
-            answers = ray.get([engine.running_samples.remote() for engine in self._engines], timeout=ANSWER_SECONDS)
-        except (ray.exceptions.RayError, TimeoutError):
-            return []
+        answers = self._answers()
+        waiting = set(self._asked.values())
+        for number, engine in enumerate(self._engines):
+            if number not in waiting:
+                self._asked[engine.running_samples.remote()] = number
         return too_long(step, answers, self._samples, self._beta())
+
+    def _answers(self) -> list[RunningSamples | None]:
+        """Return each engine's answer to its last query, None where there is none yet or the engine is gone."""
+        answers: list[RunningSamples | None] = [None] * len(self._engines)
+        asked = list(self._asked)
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=0) if asked else ([], [])
+        for ref in ready:
+            number = self._asked.pop(ref)
+            with contextlib.suppress(ray.exceptions.RayError):
+                answers[number] = ray.get(ref)
+        return answers
 
 
 def too_long(
     step: Step, answers: Sequence[RunningSamples | None], samples_per_prompt: int, factor: float
 ) -> list[Outlier]:
-    """Return the outliers of the step, as `OutlierWatch.find`; `answers`: of each engine, None if it is gone."""
+    """Return the outliers of the step, as `OutlierWatch.find`; `answers`: of each engine, None without one."""
     number, engine_of = step.turn.number, step.engine_of
     owed = set(step.owed()) - step.deferred
     there = [

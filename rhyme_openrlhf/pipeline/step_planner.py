@@ -20,8 +20,15 @@ from rhyme_openrlhf.pipeline.generator import last_lengths
 from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.outliers import Growth
-from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
-from rhyme_openrlhf.scheduling.step_plan import Speculation, StepPlacement, most_rank_groups, placed, second_tier
+from rhyme_openrlhf.scheduling.rank_groups import RankGroup, historical_length
+from rhyme_openrlhf.scheduling.step_plan import (
+    Speculation,
+    StepPlacement,
+    most_rank_groups,
+    no_second_tier,
+    placed,
+    second_tier,
+)
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
 from rhyme_openrlhf.telemetry.services import RunServices
@@ -78,7 +85,7 @@ class StepPlanner:
         _forget(self._known, step.number - KEPT_STEPS)
 
     def beta(self) -> float:
-        """Return how much longer than a rank group's longest response ever a response may become (RhymeRL 6.3)."""
+        """Return by which factor a response may exceed its rank group's longest historical length (RhymeRL 6.3)."""
         return self._growth.beta()
 
     def last_lengths(self) -> dict[str, Sequence[int]]:
@@ -92,15 +99,15 @@ class StepPlanner:
         """Return the engine of each of the step's prompts, of `engines` that are there."""
         self._engines = engines
         groups = most_rank_groups(self._settings.rank_groups, engines)
-        histories: Sequence[LengthHistory | None] = [None] * len(step.prompts)
+        histories: Sequence[float | None] = [None] * len(step.prompts)
         if groups > 1 or self._services.settings.tp_switch.enable:
             histories = self._histories(step)
         if groups > 1:
             known = zip(step.prompts, histories, strict=True)
-            self._known[step.number] = {prompt: one.median for prompt, one in known if one is not None}
+            self._known[step.number] = {prompt: one for prompt, one in known if one is not None}
         return placed(step.number, histories, engines, groups, self._shares)
 
-    def _histories(self, step: Step) -> list[LengthHistory | None]:
+    def _histories(self, step: Step) -> list[float | None]:
         prompts = step.prompts
         timeout = self._services.settings.history.fetch_timeout_s
         try:
@@ -115,10 +122,13 @@ class StepPlanner:
         if self._services.settings.tp_switch.enable:
             self._last[step.number] = dict(zip(prompts, lengths, strict=True))
             _forget(self._last, step.number - STEPS_WITH_ENGINES)
-        return [LengthHistory.of(one) for one in lengths]
+        return [historical_length(one) for one in lengths]
 
     def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:
-        if not self._settings.two_tier or len(groups) == self._engines:
+        if not self._settings.two_tier:
+            return None
+        if reason := no_second_tier(len(groups), self._engines):
+            self._say_once(f"{reason} (--histopipe.rank_groups)")
             return None
         if self._predictor is None:
             self._say_once("rank groups have equal numbers of engines, because the run has no profile of step times")

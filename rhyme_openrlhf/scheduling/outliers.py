@@ -1,13 +1,16 @@
 """Which running samples are too long for their rank group, and where they go (RhymeRL 6.3).
 
-A sample is an outlier when it is among the last alpha of its rank group's samples that still run, and longer than beta
-times the longest historical response of the rank group. beta follows how much responses grew from one epoch to the
-next. Where an outlier goes, the paper says in words only ("groups with short rollout lengths are preferentially
-intra-step migrated"): ours goes to an engine of a longer rank group for as long as one of those still generates in the
-same step, and to the next step if none does.
+A sample is an outlier if two things hold. It is among the last alpha of its rank group's samples that still run, and it
+is longer than beta times the rank group's longest historical length. A prompt's historical length is the median of its
+last responses (6.2), so one freak response does not hide the next. beta follows how much responses grew from one epoch
+to the next.
 
-Invariants: no sample within reach of its rank group's history is an outlier; at most alpha of a rank group's samples,
-rounded up, ever are; a destination is never an engine of the sample's own rank group.
+The paper describes destinations in words only ("groups with short rollout lengths are preferentially intra-step
+migrated"). Here an outlier goes to an engine of a longer rank group that still generates in the same step, and to the
+next step if there is none.
+
+Invariants: no sample within beta of its rank group's history is an outlier; at most alpha of a rank group's samples,
+rounded up, are outliers at a time; a destination is never an engine of the sample's own rank group.
 """
 
 from __future__ import annotations
@@ -30,20 +33,20 @@ _ROUNDING = 1e-9
 
 
 def beta(growth: Iterable[tuple[float, float]], floor: float = BETA_FLOOR) -> float:
-    """The factor from (length last epoch, length this epoch) of the prompts: their growth's 75th percentile.
+    """Return the 75th percentile of the prompts' growth, from (length last epoch, length this epoch) of each.
 
-    At least `floor`, which is also the answer where nothing is known. Prompts without a length last epoch do not count.
+    The result is at least `floor`, also without data. Prompts without a length last epoch do not count.
     """
     rates = [now / last for last, now in growth if last > 0]
     return max(floor, float(np.percentile(rates, BETA_PERCENTILE))) if rates else floor
 
 
 class Growth:
-    """How much each prompt's responses grew from one epoch to the next, the newest of each prompt: what `beta` asks."""
+    """The newest growth of each prompt's responses from one epoch to the next, the input of `beta`."""
 
     def __init__(self) -> None:
         self._epoch = 0
-        # Of each prompt: in which epoch it was noted, and the median lengths before and then.
+        # By prompt: the epoch of its newest growth, and the median lengths before and in that epoch.
         self._noted: dict[Hashable, int] = {}
         self._newest: dict[Hashable, tuple[float, float]] = {}
         self._known: tuple[float, float] | None = None
@@ -58,24 +61,24 @@ class Growth:
             self._noted[prompt], self._newest[prompt], self._known = epoch, (before, now), None
 
     def beta(self, floor: float = BETA_FLOOR) -> float:
-        """Return the factor by which a response may be longer than its rank group's longest one ever was."""
+        """Return the factor by which a response may exceed its rank group's longest historical length."""
         if self._known is None or self._known[0] != floor:
             self._known = floor, beta(self._newest.values(), floor)
         return self._known[1]
 
 
 def last_count(samples: int, alpha: float = ALPHA) -> int:
-    """How many of a rank group's samples are its last share."""
+    """Return how many samples are the last share of a rank group of this many samples."""
     return math.ceil(samples * alpha - _ROUNDING)
 
 
 def outliers(
     running: Mapping[int, int], samples: int, longest: float, factor: float, alpha: float = ALPHA
 ) -> list[int]:
-    """The samples of one rank group that should leave it, longest first.
+    """Return the samples of one rank group that should leave it, longest first.
 
-    `running`: response tokens so far of each sample that still runs; `samples`: all of the rank group's in this step;
-    `longest`: its longest historical response; `factor`: beta.
+    `running`: response tokens so far of each sample that still runs; `samples`: number of the rank group's samples in
+    this step; `longest`: its longest historical length; `factor`: beta.
     """
     if len(running) > last_count(samples, alpha):
         return []
@@ -95,15 +98,16 @@ class RunningEngine:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where an outlier goes: to an `engine` in the same step, or to the next `step` (engine None)."""
+    """An outlier's way: to an `engine` in the same step, or to the next step (engine None)."""
 
     kind: Literal["same_step", "next_step"]
     engine: int | None
 
 
 class RunningEngines:
-    """Engines in the order in which outliers go to them: thousands of engines have as many outliers, and to look at
-    all of them for each would take seconds.
+    """The engines of a step in the order in which outliers go to them.
+
+    The order is kept because thousands of engines have as many outliers: a search per outlier would take seconds.
     """
 
     def __init__(self, engines: Iterable[RunningEngine]) -> None:
@@ -113,21 +117,23 @@ class RunningEngines:
             self._by_rank_group[engine.rank_group].append(engine)
 
     def put(self, engine: RunningEngine) -> None:
-        """It is like this by now."""
+        """Add an engine or replace what is known of it."""
         self.remove(engine.engine)
         self._known[engine.engine] = engine
         bisect.insort(self._by_rank_group[engine.rank_group], engine, key=_fewest)
 
     def remove(self, number: int) -> None:
-        """It runs no samples of the step, if it ever did."""
+        """Remove an engine that runs no samples of the step any more; unknown engines are ignored."""
         known = self._known.pop(number, None)
         if known is not None:
             of_rank_group = self._by_rank_group[known.rank_group]
             del of_rank_group[bisect.bisect_left(of_rank_group, _fewest(known), key=_fewest)]
 
     def first(self, context: int, rank_group: int, source: int | None) -> RunningEngine | None:
-        """Of the engines of longer rank groups with room for so many tokens, but for `source`, the one that runs the
-        fewest samples."""
+        """Return the engine with the fewest samples among those of longer rank groups with room for `context` tokens.
+
+        `source` is never returned.
+        """
         fitting = (
             next((e for e in engines if e.free_tokens >= context and e.engine != source), None)
             for other, engines in self._by_rank_group.items()
@@ -141,9 +147,9 @@ def _fewest(engine: RunningEngine) -> tuple[int, int]:
 
 
 def destination(context: int, rank_group: int, engines: RunningEngines, source: int | None = None) -> Destination:
-    """Where an outlier of `rank_group` with `context` tokens goes.
+    """Return where an outlier of `rank_group` with `context` tokens goes.
 
-    `engines`: those still running samples of the step, with the weights of the outlier's own engine `source`.
+    `engines`: engines that still run samples of the step, with the same weights as the outlier's engine `source`.
     """
     found = engines.first(context, rank_group, source)
     return Destination("next_step", None) if found is None else Destination("same_step", found.engine)

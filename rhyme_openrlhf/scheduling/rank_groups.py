@@ -18,25 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True)
-class LengthHistory:
-    """A prompt's last rollout: `median` and `longest` of its response lengths in tokens."""
-
-    median: float
-    longest: float
-
-    @staticmethod
-    def of(lengths: Sequence[int]) -> LengthHistory | None:
-        """Return the history of a prompt whose last responses had these lengths; None for a prompt never seen."""
-        return LengthHistory(statistics.median(lengths), max(lengths)) if lengths else None
+def historical_length(lengths: Sequence[int]) -> float | None:
+    """Return a prompt's historical length: the median of its last responses (RhymeRL 6.2); None if never seen."""
+    return float(statistics.median(lengths)) if lengths else None
 
 
 @dataclass(frozen=True)
 class RankGroup:
     """Prompts of one length class.
 
-    `prompts`: places in the step's list, ascending by length. `mean_length`: mean of their historical (median) lengths,
-    the representative length of figure 12; `longest`: the longest historical response among them. Tokens.
+    `prompts`: places in the step's list, ascending by length. `mean_length`: mean of their historical lengths, the
+    representative length of figure 12. `longest`: the longest of their historical lengths. Both in tokens.
     """
 
     prompts: tuple[int, ...]
@@ -44,36 +36,36 @@ class RankGroup:
     longest: float
 
 
-def rank_groups(histories: Sequence[LengthHistory | None], groups: int) -> tuple[RankGroup, ...]:
-    """The step's prompts in `groups` rank groups from short to long; fewer where there are fewer prompts.
+def rank_groups(lengths: Sequence[float | None], groups: int) -> tuple[RankGroup, ...]:
+    """Return the step's prompts in `groups` rank groups from short to long, fewer if there are fewer prompts.
 
-    None stands for a prompt never seen: it counts as a prompt of the median length. Empty when no prompt has a history:
-    then prompts are placed `by_load`, as RhymeRL does in the first epoch. Raises ValueError for `groups` below 1.
+    `lengths`: historical length of each prompt; None for a prompt never seen, which counts as one of the median length.
+    Returns nothing if no prompt has a history: then prompts are placed `by_load`, as RhymeRL does in the first epoch.
+    Raises ValueError for `groups` below 1.
     """
     if groups < 1:
         raise ValueError(f"there must be at least one rank group, got {groups}")
-    known = [history for history in histories if history is not None]
+    known = [length for length in lengths if length is not None]
     if not known:
         return ()
-    middle = statistics.median(history.median for history in known)
-    medians = np.array([middle if history is None else history.median for history in histories], dtype=np.float64)
-    longest = np.array([middle if history is None else history.longest for history in histories], dtype=np.float64)
-    parts = np.array_split(np.argsort(medians, kind="stable"), min(groups, len(histories)))
+    middle = statistics.median(known)
+    filled = np.array([middle if length is None else length for length in lengths], dtype=np.float64)
+    parts = np.array_split(np.argsort(filled, kind="stable"), min(groups, len(lengths)))
     return tuple(
-        RankGroup(tuple(part.tolist()), float(medians[part].mean()), float(longest[part].max())) for part in parts
+        RankGroup(tuple(part.tolist()), float(filled[part].mean()), float(filled[part].max())) for part in parts
     )
 
 
 def ascending(step: int) -> bool:
-    """Whether the rank groups go over the engines from short to long in this step (counted from 1)."""
+    """Return whether the rank groups go over the engines from short to long in this step (counted from 1)."""
     return step % 2 == 1
 
 
 def engines_by_group(step: int, shares: Sequence[int]) -> list[range]:
-    """The engines (places from 0) of each rank group, when rank group i has `shares[i]` of them.
+    """Return the engines (places from 0) of each rank group, if rank group i has `shares[i]` of them.
 
-    Turning the order round pairs the longest with the shortest, which makes the largest sum over two steps as small as
-    any order can.
+    Reversing the order pairs the longest with the shortest. No other order makes the largest sum over two steps
+    smaller.
     """
     order = range(len(shares)) if ascending(step) else range(len(shares) - 1, -1, -1)
     ranges = [range(0)] * len(shares)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.predictor import Predictor, StepSeconds
 from rhyme_openrlhf.scheduling.engine_shares import equal_shares, most_groups, plan_shares
-from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup, engines_by_group, rank_groups
+from rhyme_openrlhf.scheduling.rank_groups import RankGroup, engines_by_group, rank_groups
 
 
 def by_predicted_work(lengths: Sequence[Sequence[int]], unfinished: Sequence[int], samples: int) -> list[int] | None:
@@ -126,12 +126,20 @@ def most_rank_groups(asked: int, engines: int) -> int:
     return (asked or usual_rank_groups(engines)) if engines > 1 else 1
 
 
-def placed(
-    step: int, histories: Sequence[LengthHistory | None], engines: int, most: int, shares_of: Shares
-) -> StepPlacement:
+def placed(step: int, lengths: Sequence[float | None], engines: int, most: int, shares_of: Shares) -> StepPlacement:
     """Return step `step` (from 1) in at most `most` rank groups; by load where there are none, or without history."""
-    placement = by_rank(step, histories, engines, most, shares_of) if most > 1 else None
-    return placement or by_load([None] * len(histories), engines)
+    placement = by_rank(step, lengths, engines, most, shares_of) if most > 1 else None
+    return placement or by_load([None] * len(lengths), engines)
+
+
+def no_second_tier(groups: int, engines: int) -> str:
+    """Return why the second tier cannot act on this many rank groups and engines, "" if it can."""
+    if groups < engines:
+        return ""
+    return (
+        f"two-tier scheduling has no effect: each of {groups} rank groups has one of {engines} engines; "
+        f"set the number of rank groups to at most {max(engines // 2, 1)}"
+    )
 
 
 def second_tier(
@@ -144,11 +152,11 @@ def second_tier(
     speculation: Speculation,
     training_seconds: float,
 ) -> tuple[int, ...] | None:
-    """Return how many of the engines each rank group gets (RhymeRL 6.4); None where there is nothing to divide.
+    """Return how many of the engines each rank group gets (RhymeRL 6.4); None if `no_second_tier` says why not.
 
     `samples`: of the whole step; the rest as `GroupTime` and `plan_shares` take it.
     """
-    if len(groups) == engines:
+    if no_second_tier(len(groups), engines):
         return None
     each = round(samples / len(groups))
     time_of = GroupTime(predictor.step_seconds, each, prompt_tokens, most_running, speculation)
@@ -161,18 +169,18 @@ def by_load(lengths: Sequence[float | None], engines: int) -> StepPlacement:
 
 
 def by_rank(
-    step: int, histories: Sequence[LengthHistory | None], engines: int, most: int, shares_of: Shares
+    step: int, lengths: Sequence[float | None], engines: int, most: int, shares_of: Shares
 ) -> StepPlacement | None:
     """Step `step` (from 1) in at most `most` rank groups over `engines` engines; None without any history."""
-    groups = rank_groups(histories, min(most, most_groups(engines)))
+    groups = rank_groups(lengths, min(most, most_groups(engines)))
     if not groups:
         return None
     shares = tuple(shares_of(groups) or equal_shares(len(groups), engines, engines))
-    engine_of = [0] * len(histories)
+    engine_of = [0] * len(lengths)
     rank_group_of = [-1] * engines
     for number, (group, places) in enumerate(zip(groups, engines_by_group(step, shares), strict=True)):
-        medians = [history.median if (history := histories[prompt]) else None for prompt in group.prompts]
-        for prompt, at in zip(group.prompts, assign(medians, [0.0] * len(places)), strict=True):
+        own = [lengths[prompt] for prompt in group.prompts]
+        for prompt, at in zip(group.prompts, assign(own, [0.0] * len(places)), strict=True):
             engine_of[prompt] = places[at]
         for engine in places:
             rank_group_of[engine] = number

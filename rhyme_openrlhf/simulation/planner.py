@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling import outliers
-from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
+from rhyme_openrlhf.scheduling.rank_groups import RankGroup, historical_length
 from rhyme_openrlhf.scheduling.step_plan import (
     Speculation,
     StepPlacement,
@@ -69,12 +69,9 @@ class History:
             known = self._columns[prompt] = np.array(self.lengths(prompt), dtype=np.int64)
         return known
 
-    def of(self, load: PromptLoad) -> LengthHistory | None:
-        return LengthHistory.of(self.lengths(load.prompt))
-
     def note(self, epoch: int, load: PromptLoad) -> None:
         """All of the prompt's responses are done."""
-        before = statistics.median(known) if (known := self.lengths(load.prompt)) else None
+        before = historical_length(self.lengths(load.prompt))
         self.growth.note(epoch, load.prompt, before, statistics.median(load.lengths))
         self._lengths[load.prompt] = load.lengths
         self._columns.pop(load.prompt, None)
@@ -106,7 +103,8 @@ def plan(
 
     pipeline = features.trainer == "pipeline"
     most = most_rank_groups(features.rank_groups, engines) if pipeline else 1
-    placement = placed(number, [history.of(load) for load in step.prompts], engines, most, shares_of)
+    known = [historical_length(history.lengths(load.prompt)) for load in step.prompts]
+    placement = placed(number, known, engines, most, shares_of)
     chosen: Sequence[int] | None = [load.engine for load in step.prompts] if features.as_placed else None
     if chosen and not 0 <= min(chosen) <= max(chosen) < engines:
         chosen = None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.scheduling.step_plan import most_rank_groups, no_second_tier
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Conditions, Features
@@ -45,6 +46,16 @@ class Variant:
     name: str
     cluster: Cluster
     features: Features
+
+    @property
+    def no_effect(self) -> str:
+        """Return why one of the run's features cannot act, "" if all can."""
+        if not self.features.two_tier:
+            return ""
+        engines = self.cluster.engines
+        groups = min(most_rank_groups(self.features.rank_groups, engines), engines)
+        reason = no_second_tier(groups, engines)
+        return f"{self.name}: {reason}" if reason else ""
 
 
 def with_features(names: Sequence[str], base: Features) -> Features:

@@ -88,19 +88,40 @@ def test_what_a_tail_layout_has_stays_there_and_is_no_destination() -> None:
     assert too_long(step, [short, nothing, there], 2, 1.1) == [Outlier(9, 0, 5, 50, None)]
 
 
-def test_engines_that_do_not_answer_cost_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_loads_weights_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine 1 never answers, engine 2 is gone: looks go on with engine 0, and query engine 1 once."""
+    step = a_step(done=set(range(9)) | set(range(11, 20)))
     asked: list[int] = []
 
-    def get(refs: list[Any], timeout: float) -> Any:
-        asked.append(len(refs))
-        raise ray.exceptions.GetTimeoutError
+    def ask(engine: int) -> tuple[int, int]:
+        asked.append(engine)
+        return engine, len(asked)
 
-    engine = NS(running_samples=NS(remote=lambda: None))
-    monkeypatch.setattr(outlier_watch, "ray", NS(get=get, exceptions=ray.exceptions))
+    def wait(refs: list[Any], num_returns: int, timeout: float) -> Any:
+        assert timeout == 0
+        return [ref for ref in refs if ref[0] != 1], [ref for ref in refs if ref[0] == 1]
+
+    def get(ref: tuple[int, int]) -> RunningSamples:
+        if ref[0] == 2:
+            raise ray.exceptions.RayActorError
+        return running(TURN.number, {9: [50]})
+
+    monkeypatch.setattr(outlier_watch, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
+    engines: Any = [NS(running_samples=NS(remote=lambda engine=engine: ask(engine))) for engine in range(3)]
+    watch = OutlierWatch(engines, lambda: 1.1, 2)
+    watch.look_seconds = 0.0
+    assert watch.find(step) == []
+    assert [one.place for one in watch.find(step)] == [9]
+    assert [one.place for one in watch.find(step)] == [9]
+    assert sorted(asked) == [0, 0, 0, 1, 2, 2, 2]
+
+
+def test_a_look_that_is_not_due_asks_nobody() -> None:
+    asked: list[int] = []
+    engine: Any = NS(running_samples=NS(remote=lambda: asked.append(1)))
     watch = OutlierWatch([engine, engine], lambda: 1.1, 2)
-    assert watch.find(a_step()) == watch.find(a_step()) == []
-    # The second was not due.
-    assert asked == [2]
+    watch.look_seconds = 60.0
+    assert watch.find(a_step()) == watch.find(a_step()) == [] and len(asked) == 2
 
 
 def test_many_engines_are_asked_less_often() -> None:

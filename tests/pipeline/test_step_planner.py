@@ -49,9 +49,16 @@ def test_long_rank_groups_get_more_engines(monkeypatch: pytest.MonkeyPatch) -> N
     planner, recorded = a_planner(monkeypatch, lambda *_: LENGTHS)
     placement = planner.place(STEP, 8)
     assert len(placement.rank_groups) == 4 and sum(placement.shares) == 8
-    assert placement.shares[0] < placement.shares[-1] and recorded == []
+    assert placement.shares[-1] > 2 > min(placement.shares) and recorded == []
     equal, _ = a_planner(monkeypatch, lambda *_: LENGTHS, two_tier=False)
     assert equal.place(STEP, 8).shares == (2, 2, 2, 2)
+
+
+def test_the_run_says_when_there_are_as_many_rank_groups_as_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, recorded = a_planner(monkeypatch, lambda *_: LENGTHS, rank_groups=8)
+    assert [planner.place(STEP, 8).shares for _ in range(2)] == [(1,) * 8] * 2
+    (note,) = recorded
+    assert "no effect" in note.text and "at most 4" in note.text and "--histopipe.rank_groups" in note.text
 
 
 def test_without_a_profile_all_have_as_many_and_the_run_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

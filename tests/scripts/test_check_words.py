@@ -76,7 +76,7 @@ def test_markdown(check: ModuleType, source: str, found: list[tuple[int, str]]) 
         (f"<p>{LONG[:40]}</p><p>{LONG[40:]}</p>", []),
         (
             "{# whatever #}{% set whatever = 1 %}{{ whatever }}<script>\nwhatever</script>\n<p>whatever</p>",
-            [(2, "word")],
+            [(3, "word")],
         ),
     ],
 )
