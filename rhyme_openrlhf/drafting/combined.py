@@ -31,6 +31,7 @@ from rhyme_openrlhf.drafting.budget import choose, share
 from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES, HistoryDrafter
 from rhyme_openrlhf.drafting.planner import REFIT_TOKENS, Decision, Drafts, Planner
 from rhyme_openrlhf.drafting.source import Attribution, DraftSource, Int64s, Verified, WorkerProposals
+from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
@@ -186,7 +187,7 @@ class HistoryAndModel(DraftSource):
         recents = np.array([self._model.recent(request) for request in requests], np.int64)
         hoped = self._acceptance.model.likelihoods(recents)
         likely, tokens, lengths = self._of_history(drafts)
-        proposed = np.array([len(proposal) for proposal in proposals], np.int64)
+        proposed, offered = core.flatten(proposals)
         room = int(np.maximum(lengths, proposed).sum()) if most is None else most
         seconds, price = np.zeros(1), 0.0
         if self.planner is not None:
@@ -198,16 +199,20 @@ class HistoryAndModel(DraftSource):
         taken = (worth(hoped, proposed, price) > by_history) & (proposed > 0)
         unused = np.flatnonzero(taken & (lengths > 0)).tolist()
         self._unused = {requests[number]: (number, int(tokens[number, 0])) for number in unused}
-        for number in np.flatnonzero(taken):
-            size = lengths[number] = proposed[number]
-            tokens[number, :size], likely[number, :size] = proposals[number], hoped[number, :size]
+        places = np.arange(likely.shape[1])
+        mine = np.where(taken, proposed, 0)
+        there = places < mine[:, None]
+        tokens[there] = offered[np.repeat(taken, proposed)]
+        likely[there] = hoped[there[:, : self._tokens]]
+        lengths = np.where(taken, proposed, lengths)
         if self.planner is None:
             kept = np.array(share(lengths.tolist(), room), np.int64)
         else:
-            flat = likely[np.arange(likely.shape[1]) < lengths[:, None]]
+            flat = likely[places < lengths[:, None]]
             kept, self.decision = self.planner.cut(flat, lengths, seconds, running, context)
         self._note(requests, proposals, taken, kept)
-        return [row[:size] for row, size in zip(tokens.tolist(), kept.tolist(), strict=True)]
+        found: list[list[int]] = core.split(tokens[places < kept[:, None]], kept)
+        return found
 
     def leave_out(self) -> None:
         self.decision = None
