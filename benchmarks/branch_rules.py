@@ -1,11 +1,12 @@
-"""Which child of a branch is best followed? Several rules, by exact replay of recorded runs (benchmarks/replay.py).
+"""The best child of a branch to follow: several rules, by exact replay of recorded runs (benchmarks/replay.py).
 
     python benchmarks/branch_rules.py [TRACE ...]
 
-Simulated. An index follows the child with the greatest sum of weights, then counts (history/index.py); a rule says what
-a response weighs: its reward, its advantage within its prompt's group, or 1 with a share of them, and less if it is of
-the rollout before the last. For each rule and trace, over all epochs but the first: tokens a sample gains a decode
-step, decode steps of the engines, drafted tokens, and the share of them that is accepted.
+Simulated. An index follows the child with the greatest sum of weights, then counts (history/index.py). A rule gives
+each response a weight: its reward, its advantage within its prompt's group, or 1 with a share of them. A response of
+the rollout before the last weighs less. The table has, for each
+rule and trace and all epochs but the first, the tokens gained per sample and decode step and the engines' decode steps.
+Beside them are the drafted tokens and the share of them that is accepted.
 """
 
 from __future__ import annotations

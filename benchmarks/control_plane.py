@@ -1,13 +1,19 @@
-"""What does reporting cost a run? Measured: real runs on this machine, interleaved.
+"""The cost of reporting for a run. Measured: real runs on this machine, interleaved.
 
     python benchmarks/control_plane.py --seeds 1 2 --out control_plane.json [-- options of rhyme train for every arm]
 
-The same short run of the embedded model on two engines, seed by seed, on five arms in turn: `none` (no control plane),
-`up` (reports to a `rhyme serve` on this machine), `down` (to a port where nobody listens), `hanging` (to a server that
-accepts and never answers) and `again` (`none` once more: how much two equal runs differ). The order turns with every
-seed. The runs are reproducible, so that the steps of one seed are the same work on every arm: each step of an arm is
-held against the same step of `none`. A step's time is from the end of the step before to its own end, by the run's
-events; start-up and the first step do not count. The reporter's processor seconds are of the whole run.
+The same short run of the embedded model on two engines, seed by seed, on five arms in turn:
+
+- `none`: no control plane.
+- `up`: reports to a `rhyme serve` on this machine.
+- `down`: reports to a port where nobody listens.
+- `hanging`: reports to a server that accepts and never answers.
+- `again`: `none` once more, which shows how much two equal runs differ.
+
+The order turns with every seed. The runs are reproducible, so the steps of one seed are the same work on every arm.
+Each step of an arm is compared with the same step of `none`. A step's time is from the end of the step before to its
+own end, by the run's events; start-up and the first step do not count. The reporter's processor seconds are of the
+whole run.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ import httpx
 import psutil
 
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.cli.runs.client import exchange
+from rhyme_openrlhf.client import exchange
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import TrainStep
 from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
@@ -53,7 +59,7 @@ REPORTED_SECONDS = 60.0
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, str]]:
-    """A service of its own: its address, and an operator's token."""
+    """Yield a new service's address and an operator's token."""
     command = [*RHYME, "serve", "--no-local", "--serve.port=0", f"--serve.data_dir={folder}"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -74,7 +80,7 @@ def serving(folder: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def hanging() -> Iterator[str]:
-    """The address of a server that takes connections and what is sent, and answers nothing."""
+    """Yield the address of a server that takes connections and data, and answers nothing."""
     kept = []
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -94,7 +100,7 @@ def hanging() -> Iterator[str]:
 
 
 def unused() -> str:
-    """An address where nobody listens."""
+    """Return an address where nobody listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -126,7 +132,7 @@ class ReporterCpu(threading.Thread):
 
 
 def run_arm(url: str, token: str, run_uid: str, seed: int, options: list[str], folder: Path) -> dict[str, Any]:
-    """One run: the seconds of its steps from the second on, and its reporter's processor seconds."""
+    """Make one run; return the seconds of its steps from the second on, and its reporter's processor seconds."""
     argv = [*arguments(str(folder / "checkpoints")), *WORKLOAD, "--train.seed", str(seed), *options]
     argv += ["--run.dir", str(folder / "run"), "--run.progress", "lines"]
     environment = dict(os.environ)
@@ -147,7 +153,7 @@ def run_arm(url: str, token: str, run_uid: str, seed: int, options: list[str], f
 
 
 def check_reported(url: str, token: str, run_uid: str, events: Path) -> None:
-    """Everything that the run wrote has arrived. Raises RuntimeError."""
+    """Check that everything the run wrote has arrived. Raises RuntimeError."""
     written = events.read_bytes().count(b"\n")
     end = time.monotonic() + REPORTED_SECONDS
     with httpx.Client(base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
@@ -168,7 +174,7 @@ def check_reported(url: str, token: str, run_uid: str, events: Path) -> None:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """By arm: seconds of a step, and the ratios to the same steps without a control plane."""
+    """Return by arm the seconds of a step, and the ratios to the same steps without a control plane."""
     lines = [
         "| control plane | runs | step, median | same step / without, median | middle half | by seed | reporter, cpu |",
         "|---|---|---|---|---|---|---|",

@@ -17,7 +17,7 @@ MODEL_LENGTH = 4096
 
 
 def install() -> None:
-    """From now on vLLM, and this package, take this machine for one with an H100."""
+    """Make vLLM, and this package, take this machine for one with an H100."""
     os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"})
     import rhyme_openrlhf.engine.factory  # noqa: F401  (first: installs the shims)
 

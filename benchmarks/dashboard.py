@@ -1,17 +1,22 @@
-"""How soon is the page of a large run there, and what does a live update cost the browser? Measured on this machine.
+"""Load time of a large run's page, and the browser's cost of a live update. Measured on this machine.
 
-    python benchmarks/dashboard.py --out dashboard.json               # 5,000 steps of 64 engines: minutes to make
+    python benchmarks/dashboard.py --out dashboard.json
     python benchmarks/dashboard.py --steps 500 --updates 50           # smaller
     python benchmarks/dashboard.py --store DIR                        # keep the run in DIR, or use the one there
 
-A run of synthetic events (api/demo/synthetic_run.py) is stored as if it had been reported, without its last steps.
-`rhyme serve` shows it to a real Chromium. Loads: the run's page from the start of the navigation to the first figure
-drawn, with nothing kept by the browser (new profile) and with what it keeps, in turns. Updates: the missing steps are
-reported one after the other, each makes the page fetch and draw what changed, and the page's clock is wound forward by
-12 seconds, so that an hour's 300 updates fit into minutes. An update's cost is all main-thread time (the browser's own
-TaskDuration) of these 12 seconds; that of 12 seconds without news, which is mostly winding the clock forward, is given
-beside it. It is measured twice: as processor time, and as the time between a task's begin and end, in which the service
-may have had the processor, for both run on the same cores. Memory is what is left after a garbage collection.
+By default the run has 5,000 steps of 64 engines, which takes minutes to make. A run of synthetic events
+(api/demo/synthetic_run.py) is stored as if it had been reported, without its last steps. `rhyme serve` shows it to a
+real Chromium.
+
+Loads: the run's page from the start of the navigation to the first figure drawn, in turns with an empty browser cache
+(new profile) and with a filled one.
+
+Updates: the missing steps are reported one after the other. Each makes the page fetch and draw what changed. The page's
+clock is then wound forward by 12 seconds, so that an hour's 300 updates fit into minutes. An update's cost is all
+main-thread time (the browser's own TaskDuration) of these 12 seconds. The cost of 12 seconds without news, which is
+mostly winding the clock forward, is given beside it. Two clocks measure it: processor time, and the time between a
+task's begin and end. The second includes the service's work, because both run on the same cores. Memory is what is left
+after a garbage collection.
 """
 
 from __future__ import annotations
@@ -62,8 +67,8 @@ SETTLED = 100
 IDLE_STEPS = 10
 TARGET_LOAD_S = 1.5
 TARGET_UPDATE_MS = 50.0
-# Put into the page before its own scripts: when the first figure was drawn, how many were, how often the page was
-# brought up to date, and tasks of more than 50 ms, which is what browsers call long.
+# Put into the page before its own scripts. It counts figures, updates of the page and long tasks (above 50 ms, as
+# browsers define them), and notes when the first figure was drawn.
 DRAWN = """
 window.draws = window.refreshes = 0;
 window.longTasks = [];
@@ -132,7 +137,7 @@ def _rows(run: SyntheticRun) -> Iterator[dict[str, Any]]:
 
 
 def open_store(folder: Path, steps: int, engines: int, later: int) -> Store:
-    """The store in `folder`, made if it is not there."""
+    """Open the store in `folder`; make it if it is missing."""
     if not (folder / "token").is_file():
         make_store(folder, steps, engines, later)
     lines = (folder / "later.jsonl").read_text().splitlines()
@@ -159,7 +164,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def sign_in(context: Any, url: str, token: str) -> Any:
-    """A signed-in page of this profile."""
+    """Return a signed-in page of this profile."""
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     page.goto(f"{url}/#token={token}")
@@ -190,7 +195,7 @@ def _load(page: Any, url: str) -> float:
 
 
 def _wait(page: Any, condition: str) -> None:
-    """Until it holds; Playwright's own wait evaluates text within the page, which its security policy refuses."""
+    """Wait until it holds; Playwright's own wait evaluates text within the page, which its security policy refuses."""
     deadline = time.monotonic() + WAIT_MS / 1000
     while not page.evaluate(condition):
         if time.monotonic() > deadline:
@@ -243,7 +248,7 @@ def measure_updates(browser: Any, url: str, store: Store, updates: int) -> dict[
 
 
 def _pass(page: Any) -> None:
-    """The time between two steps."""
+    """Let the time between two steps pass."""
     for _ in range(STEP_S * 1000 // REFRESH_MS):
         page.clock.run_for(REFRESH_MS)
         page.wait_for_timeout(ANSWER_MS)
@@ -254,7 +259,7 @@ def _metrics(devtools: Any) -> dict[str, float]:
 
 
 def _main_thread_ms(clocks: dict[str, Any]) -> dict[str, float]:
-    """What the page's main thread has worked so far, by each clock."""
+    """Return the milliseconds that the page's main thread has worked so far, by each clock."""
     return {name: _metrics(devtools)["TaskDuration"] * 1000 for name, devtools in clocks.items()}
 
 
@@ -280,7 +285,7 @@ def _report(url: str, token: str, rows: list[dict[str, Any]]) -> None:
 
 
 def print_tables(found: dict[str, Any]) -> None:
-    """What was measured, against its targets."""
+    """Print the measurements against their targets."""
     print("\n| run page, navigation to first figure | median s | lowest | highest | target |\n|---|---|---|---|---|")
     for name, values in found["load_s"].items():
         print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} | {TARGET_LOAD_S} |")

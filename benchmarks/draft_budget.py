@@ -2,19 +2,25 @@
 
     python benchmarks/draft_budget.py --repeats 6 --profile PROFILE --out draft_budget.json
 
-A file that is there already is added to, so that the repeats can be measured in parts; `--rows 16 drain` measures
-some of the loads only.
+An existing file is extended, so that the repeats can be measured in parts; `--rows 16 drain` measures some of the loads
+only.
 
-One engine, one workload (the embedded task's prompts, drafts from earlier samples of the same prompts at temperature
-1), two kinds of arms in turn: the budget, with at most as many draft tokens a sample as the default of
-`--histospec.window_max` says, and beside it with as many as the longest fixed length; and fixed draft lengths n that
-bypass window and confidence (as long as history matches, up to n) and measure nothing for themselves. For each number
-of running samples, which is kept as it is by starting a new sample for each that finishes, tokens per second; and for
-a whole batch that drains. Every arm gets the same prompts in the same order, and as many at a load, so that a quick
-arm does not meet other prompts than a slow one: how quickly an answer is drafted varies by several times from prompt
-to prompt. With `--temperature 0` all arms generate the same tokens, so that only time and drafting are between them;
-at 1, as in training, answers differ by chance. The best n of a row is chosen on every other repeat and compared on the
-others. Everything that drafting costs is in it.
+One engine, one workload: the embedded task's prompts, with drafts from earlier samples of the same prompts at
+temperature 1. Two kinds of arms take turns:
+
+- The budget, once with at most as many draft tokens a sample as the default of `--histospec.window_max` says, and once
+  with as many as the longest fixed length.
+- Fixed draft lengths n that bypass window and confidence (as long as history matches, up to n) and measure nothing for
+  themselves.
+
+The figures are tokens per second, for each number of running samples and for a whole batch that drains. The number of
+running samples stays constant, because a new sample starts for each that finishes. Every arm gets the same prompts in
+the same order, and the same number of them at each load. Otherwise a quick arm would meet other prompts than a slow
+one, and the speed of drafting a response varies by several times from prompt to prompt.
+
+With `--temperature 0` all arms generate the same tokens, so that only time and drafting differ. At 1, as in training,
+responses differ by chance. The best n of a row is chosen on every other repeat and compared on the others. All costs of
+drafting are included.
 """
 
 from __future__ import annotations
@@ -54,8 +60,8 @@ PROMPTS = 16
 # Earlier samples of a prompt that are its history, as in a run with eight samples a prompt.
 HISTORY = 8
 MOST_TOKENS = 300
-# Samples of a turn, beside those that are still running at its end, for each that runs: so turns take about as long at
-# all loads, as long as they are not all the prompts.
+# Samples that a turn adds for each running one, beside those still running at its end. So turns take about as long at
+# all loads, unless they need more prompts than there are.
 SAMPLES_EACH = 2
 # Loads of the turns that are not counted: code is compiled, caches are filled, and the budget learns what is accepted.
 FIRST = ("64", "8")
@@ -78,7 +84,7 @@ def histories(engine: RunningEngine, prompts: list[list[int]], folder: Path) -> 
 
 
 def parameters_of(number: int, temperature: float) -> Any:
-    """Of one more sample of prompt `number`."""
+    """Return the sampling parameters of one more sample of prompt `number`."""
     from vllm import SamplingParams
 
     from rhyme_openrlhf.engine.requests import PROMPT_KEY
@@ -90,7 +96,9 @@ def parameters_of(number: int, temperature: float) -> Any:
 
 
 def parts_of(running: int) -> list[range]:
-    """The samples that the turns of a repeat begin, by number: together those of every prompt, or as many as run."""
+    """Return the samples that each turn of a repeat begins, by number: together those of every prompt, or as many as
+    run.
+    """
     each = min(SAMPLES_EACH * running, max(PROMPTS, running))
     return [range(first, first + each + running) for first in range(0, max(PROMPTS, running), each)]
 
@@ -123,7 +131,7 @@ def steady(
 
 
 def wait_until_empty(engine: RunningEngine) -> None:
-    """Until no sample runs. Raises TimeoutError."""
+    """Wait until no sample runs. Raises TimeoutError."""
     until = time.monotonic() + EMPTY_SECONDS
     while engine.scheduler("output_lengths"):
         if time.monotonic() > until:
@@ -132,7 +140,7 @@ def wait_until_empty(engine: RunningEngine) -> None:
 
 
 def drain(engine: RunningEngine, prompts: list[list[int]], temperature: float) -> Turn:
-    """A batch of the most samples, from its start until the last one is finished."""
+    """Run a batch of the most samples, from its start until the last one is finished."""
     began = time.monotonic()
     lanes = range(max(RUNNING))
     found = engine.call(_all([engine.one(prompts[n % PROMPTS], parameters_of(n, temperature)) for n in lanes]))
@@ -184,7 +192,7 @@ def measure(
 
 
 def kept(path: Path, name: str = "rows") -> Measured:
-    """What an earlier part of the repeats measured."""
+    """Return what an earlier part of the repeats measured."""
     rows = json.loads(path.read_text())[name] if path.exists() else {}
     return {
         row: {arm: [[Turn(*turn) for turn in parts] for parts in repeats] for arm, repeats in by_arm.items()}
@@ -193,12 +201,14 @@ def kept(path: Path, name: str = "rows") -> Measured:
 
 
 def write(path: Path, found: Measured, **more: Any) -> None:
-    """For `kept`."""
+    """Write the file that `kept` reads."""
     path.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), **more, "rows": found}) + "\n")
 
 
 def prompts_of(most: int = PROMPTS) -> list[list[int]]:
-    """The longest prompts have the longest answers: samples that end at once would leave no steps to compare."""
+    """Return the longest prompts, whose responses are longest: samples that end at once would leave no steps to
+    compare.
+    """
     from transformers import AutoTokenizer
 
     rows = [json.loads(line) for line in (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()]
@@ -219,7 +229,7 @@ class Row:
 
 
 def judge(row: str, arms: dict[str, list[list[Turn]]], ours_is: str = BUDGET) -> Row:
-    """The best fixed length of the even repeats against a budget on the odd ones, and the other way round."""
+    """Compare the best fixed length of the even repeats with a budget on the odd ones, and the other way round."""
     found = []
     bests: list[str] = []
     for speed in (mean_speed, usual_speed):

@@ -1,11 +1,11 @@
-"""How much GPU memory do drafts and log-probabilities need together, at the default share of the GPU? Measured.
+"""GPU memory of drafts and log-probabilities together, at the default share of the GPU. Measured.
 
     python benchmarks/draft_memory.py --out draft_memory.json
 
 An engine of a small model with a vocabulary of 151,936 entries runs `--samples` samples at once at OpenRLHF's default
---vllm.gpu_memory_utilization. One of them is greedy and has its own answer as history, so it drafts as many tokens as
-its window allows; the others are sampled from random weights, so nothing is drafted for them. Where the sampler
-computes log-probabilities for a rectangle of samples and longest draft, the engine dies of too little memory here.
+--vllm.gpu_memory_utilization. One of them is greedy and has its own response as history, so it drafts as many tokens as
+its window allows. The others are sampled from random weights, so nothing is drafted for them. If the sampler computed
+log-probabilities for a rectangle of samples and longest draft, the engine would run out of memory here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def probe(engine: Engine, samples: int, tokens: int, context: int) -> dict[str, 
 
 
 def main() -> None:
-    """Run and report; whatever kills the engine is raised."""
+    """Run and report; errors that end the engine are raised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256, help="of each sample")

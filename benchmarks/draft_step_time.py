@@ -1,22 +1,26 @@
-"""How long does all drafting of one decode step take, for 512 running samples of 32 prompts?
+"""Time of all drafting in one decode step, for 512 running samples of 32 prompts. Measured.
 
     python benchmarks/draft_step_time.py --against CHECKOUT --out draft_step_time.json
 
-Measured. Every sample repeats one of its prompt's 16 responses of 8192 tokens from a place of its own, and gains
-TOKENS_A_STEP tokens a step. Ours is all that vLLM's real scheduler with our plug-in does for real requests
-(engine/scheduler.py): noting what was written, finding those that decode, drafting, making the lists, and giving each
-request its own; drafts by the fixed rules. vLLM's proposers are asked as its model runner asks them,
-without making their input batch, and without what the scheduler does with their lists.
+Every sample repeats one of its prompt's 16 responses of 8192 tokens from a place of its own, and gains TOKENS_A_STEP
+tokens a step. Ours is all that vLLM's real scheduler with our plug-in does for real requests (engine/scheduler.py).
+It notes new tokens, finds samples that decode, drafts by the fixed rules, makes the lists, and gives each request its
+own. vLLM's proposers are called like its model runner calls them, without making their input batch and without the
+scheduler's work on their lists.
 
-Before each timed step FORWARD_BYTES of memory are read, as a forward pass does, so the caches hold nothing of ours;
-then the new tokens are appended to each sample's list, as vLLM's scheduler does right before it asks for drafts; the
-last step's drafts are freed before, as there. "each its own index": each prompt has an index of its own in memory, as
-in a run; "one index": all prompts' is the same, as the one tree of the suffix proposer is; "warm": without reading
-memory in between. "compiled" is the call that drafts. Milliseconds: median, 95th and 99th percentile and worst of
-STEPS_TIMED steps, in which texts and tables outgrow their memory.
+Before each timed step:
 
-`--against` measures another checkout of the repository too, in processes in turn, and fails unless both draft the same
-tokens in every step (`--other_drafts`: they draft by other rules, and need not). The peers: drafting.py.
+- FORWARD_BYTES of memory are read, as a forward pass does, so the caches hold nothing of ours.
+- The new tokens are appended to each sample's list, as vLLM's scheduler does right before drafting.
+- The last step's drafts are freed, as in vLLM.
+
+"each its own index": each prompt has an index of its own in memory, as in a run. "one index": all prompts share one,
+like the one tree of the suffix proposer. "warm": without reading memory in between. "compiled" is the call that drafts.
+Milliseconds: median, 95th and 99th percentile and worst of STEPS_TIMED steps, in which texts and tables outgrow their
+memory.
+
+`--against` measures another checkout of the repository too, in processes in turn. It fails unless both draft the same
+tokens in every step; with `--other_drafts` they need not. The peers: drafting.py.
 """
 
 from __future__ import annotations
@@ -139,7 +143,7 @@ class Peer:
         return self._proposer.ask()
 
     def learn(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) -> dict[str, Row]:
@@ -198,12 +202,12 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
 
 
 def digests_of(by_data: dict[str, dict[str, Row]]) -> dict[str, float]:
-    """Of all tokens that were drafted, by data and drafter."""
+    """Return the digests of all drafted tokens, by data and drafter."""
     return {f"{data}, {name}": row["digest"] for data, rows in by_data.items() for name, row in rows.items()}
 
 
 def step_text(by_checkout: dict[str, dict[str, dict[str, Row]]]) -> str:
-    """What was found, as text."""
+    """Return the findings as text."""
     lines = []
     for checkout, by_data in by_checkout.items():
         for data, rows in by_data.items():

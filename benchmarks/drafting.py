@@ -1,4 +1,4 @@
-"""How fast and how good are drafts? Ours beside arctic-inference 0.3.0 and vLLM 0.29.0's proposers, in one run.
+"""Speed and quality of drafts: ours beside arctic-inference 0.3.0 and vLLM 0.29.0's proposers, in one run.
 
     python benchmarks/drafting.py --arctic FOLDER --out drafting.json
 
@@ -6,8 +6,8 @@ Measured: time and memory, on synthetic responses (16 x 8192 tokens, each a copy
 recorded run's. Simulated: how many drafts are accepted, by exact replay of that run (benchmarks/replay.py), with each
 part of ours switched off. Peers are timed in turn with ours, round by round.
 
-FOLDER has the package arctic_inference; without it those columns are left out. Its whole install wants an older vLLM,
-so build its suffix extension alone (needs cmake and nanobind, a few seconds):
+FOLDER has the package arctic_inference; without it those columns are left out. Its whole install needs an older vLLM,
+so build its suffix extension alone (needs cmake and nanobind, a few seconds). Download the source, then build:
 
     pip download --no-deps --no-build-isolation arctic-inference==0.3.0 && tar xf arctic_inference-0.3.0.tar.gz
     cd arctic_inference-0.3.0 && cmake -S csrc/suffix_decoding -B build && cmake --build build
@@ -64,7 +64,7 @@ def contexts(pieces: list[Piece]) -> list[list[int]]:
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """How long one call takes."""
+    """Return the seconds that one call takes."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
@@ -175,7 +175,7 @@ def variants(arctic: bool) -> dict[str, Callable[[], Drafter]]:
 
 
 def acceptance(steps: list[list[Record]], arctic: bool) -> dict[str, dict[str, dict[str, float]]]:
-    """By variant: the first epoch, and all later ones."""
+    """Return by variant the first epoch, and all later ones."""
     rows = {}
     for name, make in variants(arctic).items():
         epochs = replay(steps, [make() for _ in range(ENGINES)])
@@ -187,7 +187,7 @@ def acceptance(steps: list[list[Record]], arctic: bool) -> dict[str, dict[str, d
 
 
 def figures(total: Counter[str]) -> dict[str, float]:
-    """Of a replay's totals."""
+    """Return the figures of a replay's totals."""
     return {
         "tokens_per_step": total["tokens"] / total["samples"],
         "decode_steps": total["steps"],
@@ -198,7 +198,7 @@ def figures(total: Counter[str]) -> dict[str, float]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """All results as text."""
+    """Return all results as text."""
     lines = []
     for data, found in results.get("structure", {}).items():
         for name, row in found.items():

@@ -33,7 +33,7 @@ def use_arctic(folder: Path) -> None:
 
 
 def configuration(rows: int, model_length: int) -> Any:
-    """As much of a VllmConfig as the proposers read."""
+    """Return the part of a VllmConfig that the proposers read."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
             prompt_lookup_min=NGRAM_TOKENS,
@@ -85,7 +85,7 @@ class Proposing:
         self._names: list[str] = []
 
     def begin(self, samples: list[Sample]) -> None:
-        """Nothing: what is new is found in `draft`."""
+        """Do nothing: `draft` finds what is new."""
 
     def draft(self, running: list[Sample]) -> list[list[int]]:
         return self.propose([(sample.name, sample.text, len(sample.context)) for sample in running])
@@ -96,7 +96,7 @@ class Proposing:
         return self.ask()
 
     def prepare(self, running: list[tuple[str, list[int], int]]) -> None:
-        """What vLLM has at hand anyway: its batch, in rows."""
+        """Fill the rows of vLLM's batch, which vLLM has at hand anyway."""
         before = {name: int(self._lengths[row]) for row, name in enumerate(self._names)}
         self._names = [name for name, _, _ in running]
         self._sampled = []
@@ -115,14 +115,14 @@ class Proposing:
         )
 
     def ask(self) -> list[list[int]]:
-        """The proposer's own call."""
+        """Make the proposer's own call."""
         return self._propose(self._batch, self._sampled)
 
     def verified(self, sample: Sample, drafted: int, accepted: int) -> str:
         return ""
 
     def finished(self, sample: Sample) -> None:
-        """It is no longer in the batch, which is how vLLM tells."""
+        """Take the sample out of the batch, which is how vLLM knows that it has finished."""
 
     def learn(self, records: list[Record]) -> None:
-        """The suffix proposer has seen the responses."""
+        """Do nothing: the suffix proposer has seen the responses."""

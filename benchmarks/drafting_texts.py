@@ -1,4 +1,4 @@
-"""What the drafting benchmarks draft for: 16 responses of 8192 tokens, synthetic ones and a recorded run's."""
+"""Texts of the drafting benchmarks: 16 responses of 8192 tokens, synthetic ones and a recorded run's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def synthetic() -> list[Piece]:
 
 
 def recorded(steps: list[list[Record]]) -> list[Piece]:
-    """A recorded run's longest prompt: its responses of several epochs, one after the other, to the same length."""
+    """Return the longest prompt's recorded responses, several epochs one after the other, to the same length."""
     texts: dict[str, list[list[int]]] = {}
     for records in steps:
         for record in records:

@@ -3,11 +3,14 @@
     python benchmarks/dynamic_speculation.py --repeats 4 --profile PROFILE --out dynamic_speculation.json
 
 vLLM 0.29's way (`num_speculative_tokens_per_batch_size`) is a table: how many draft tokens for how many running
-samples. The user has to make it; here it is the best one for this machine and load: every length of LENGTHS is first
-measured at every load, in turn. Then, in turn on the same engine with the same n-gram proposals: vLLM's own scheduling
-by that table, in whose steps nothing of ours is done but counting tokens, and the budget by step times. Rows, turns,
-work and draining batch as in `draft_budget.py`; a file that is there already is added to, with the table that it has,
-so the table can be made alone (`--repeats 0`) and the repeats be measured in parts. The profile is of n-gram drafts:
+samples. The user has to make the table. Here it is the best one for this machine and load: every length of LENGTHS is
+first measured at every load, in turn. Then two arms take turns on the same engine with the same n-gram proposals:
+
+- vLLM's own scheduling by that table, in whose steps we only count tokens;
+- the budget by step times.
+
+Rows, turns, work and draining batch as in `draft_budget.py`. An existing file is extended, with the table that it has.
+So the table can be made alone (`--repeats 0`) and the repeats be measured in parts. The profile is of n-gram drafts:
 `rhyme profile` with the embedded model's path and options, `--drafting.source ngram` and `--drafting.tokens 16`.
 """
 
@@ -42,13 +45,15 @@ Table = list[list[int]]
 
 
 def every(length: int) -> Table:
-    """The same for all loads."""
+    """Return the same length for all loads."""
     return [[1, max(RUNNING), length]]
 
 
 def best_table(lengths: Measured) -> Table:
-    """The best length of each load that was measured (by quickest turns), as vLLM wants it: each holds up to the next
-    load, and the first from one sample on."""
+    """Return the best length of each measured load (by quickest turns), in vLLM's form.
+
+    Each length holds up to the next load, and the first from one sample on.
+    """
     found: Table = []
     for running in (running for running in RUNNING if str(running) in lengths):
         best = max(LENGTHS, key=lambda length: quickest_speed(lengths[str(running)][str(length)]))
@@ -69,7 +74,7 @@ class Row:
 
 
 def judge(row: str, arms: dict[str, list[list[Turn]]]) -> Row:
-    """The budget against the table."""
+    """Compare the budget with the table."""
     pairs = [(arms[BUDGET], arms[DYNAMIC])]
     return Row(row, len(arms[BUDGET]), ratio(pairs, mean_speed), ratio(pairs, usual_speed))
 

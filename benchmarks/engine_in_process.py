@@ -32,7 +32,7 @@ from rhyme_openrlhf.settings.engine import CpuSettings
 TIMEOUT_S = 300
 # vLLM's own limit is 128; the fixed lengths of the benchmark end below this.
 MOST_DRAFTS = 48
-# Share of a GPU's memory for all engines of a benchmark; CUDA contexts and whatever else runs have what is left.
+# Share of a GPU's memory for all engines of a benchmark; CUDA contexts and other programs have the rest.
 GPU_SHARE = 0.9
 
 
@@ -83,7 +83,7 @@ class PolicyDrafting(Drafting):
         if planned:
             source, gain = self._planned[policy]
         else:
-            # Whoever drafts nothing still knows the samples. A fixed length measures no gain.
+            # Without drafts, the samples are still known. A fixed length measures no gain.
             source, gain = self._fixed.get(policy, next(iter(self._fixed.values()))), GainMeter(0)
         self.use(source)
         self.gain = gain
@@ -95,7 +95,7 @@ class PolicyDrafting(Drafting):
         return ""
 
     def is_timed(self) -> bool:
-        """Only a planner asks for step times; a fixed length does not pay for them."""
+        """Return whether steps are timed: only a planner needs step times; a fixed length does not pay for them."""
         return self.source.planner is not None
 
     def _drafts(self, decoding: Sequence[Any]) -> list[list[int]]:
@@ -147,7 +147,7 @@ class DynamicScheduler(EngineScheduler):
             )
 
     def read_counters(self) -> dict[str, int | float]:
-        """The run's own, with the tokens of vLLM's own way."""
+        """Return the run's own counters, with the tokens of vLLM's own way."""
         counters = self.meter.read_counters()
         counters["response_tokens"] += self._own_tokens
         return counters
@@ -223,7 +223,7 @@ class RunningEngine:
         return await call_scheduler(self.llm, method, *arguments)
 
     async def one(self, prompt: list[int], parameters: Any) -> Any:
-        """The output of one request."""
+        """Return the output of one request."""
         from vllm.sampling_params import RequestOutputKind
 
         self._number += 1
@@ -232,7 +232,7 @@ class RunningEngine:
         return [output async for output in generator][-1].outputs[0]
 
     def generate(self, prompts: list[list[int]], parameters: list[Any]) -> list[Any]:
-        """The output of each prompt, in order; all run at once."""
+        """Return the output of each prompt, in order; all run at once."""
 
         async def every() -> list[Any]:
             return list(await asyncio.gather(*map(self.one, prompts, parameters)))

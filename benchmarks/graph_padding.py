@@ -1,10 +1,10 @@
-"""How many rows does an engine with drafts compute that nobody asked for, because steps are padded to CUDA graphs?
+"""Rows that an engine with drafts computes for nothing, because steps are padded to CUDA graphs.
 
     python benchmarks/graph_padding.py
 
-Counted, not timed: the draft lengths of a recorded run (`replay.py`; ours, by the fixed rules) are given step by step
-to vLLM's own CudagraphDispatcher, for an H100 that is pretended (`cuda_stand_in.py`). "vLLM's default": what vLLM
-chooses for an engine with drafts of up to 32 tokens, FULL_AND_PIECEWISE; "ours": what our engines ask for.
+Counted, not timed. The draft lengths of a recorded run (`replay.py`; ours, by the fixed rules) are given step by step
+to vLLM's own CudagraphDispatcher, for an H100 that is pretended (`cuda_stand_in.py`). "vLLM's default" is vLLM's choice
+for an engine with drafts of up to 32 tokens, FULL_AND_PIECEWISE; "ours" is the setting of our engines.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Recording(Ours):
 
 
 def recorded_steps(trace: Path = TRACE) -> list[Step]:
-    """The decode steps of all engines of a recorded run."""
+    """Yield the decode steps of all engines of a recorded run."""
     drafters = [Recording(HistoSpecSettings()) for _ in range(ENGINES)]
     replay(read_trace(trace), drafters)
     return [step for drafter in drafters for step in drafter.steps]

@@ -1,9 +1,9 @@
-"""What history costs: memory of 230,000 prompts x 16 responses, and the time to build, hand over, spill and bring back.
+"""Cost of history: memory of 230,000 prompts x 16 responses, and the time to build, hand over, spill and bring back.
 
-Scaled down: some prompts' worth of responses, with lengths of a long tail, go the way that a worker's responses go
-(history/shard.py, history/index_store.py), and their bytes are counted; the full data set is the same per token and per
-prompt, times the numbers printed. The responses are made up (tokens by Zipf's law, sharing stretches); with
-`--journal FILE`, the tokens of a run's journal are compressed too, as what real text is like.
+Scaled down: some prompts' worth of responses, with lengths of a long tail, go the way of a worker's responses
+(history/shard.py, history/index_store.py). Their bytes are counted. The full data set takes the same per token and
+per prompt, times the numbers printed. The responses are made up (tokens by Zipf's law, sharing stretches). With
+`--journal FILE`, the tokens of a run's journal are compressed too, as an example of real text.
 
     python benchmarks/history_memory.py --out history_memory.json
 
@@ -156,9 +156,9 @@ for line in sys.stdin:
 
 
 def hand_over(index: np.ndarray, pieces: list[Piece], repeats: int) -> dict[str, Any]:
-    """From an index in this process to the first draft in another one: by a tmpfs file, and by a Ray object.
+    """Measure from an index in this process to the first draft in another one: by a tmpfs file, and by a Ray object.
 
-    A Ray object is what brings an index from the worker to the engine's actor; a file is what the engine core maps.
+    A Ray object brings an index from the worker to the engine's actor; the engine core maps a file.
     """
     import ray
 
@@ -259,7 +259,7 @@ def compression(contents: dict[str, np.ndarray], repeats: int) -> list[dict[str,
 
 
 def journal_tokens(path: Path) -> np.ndarray:
-    """The tokens of all responses in a journal, as bytes."""
+    """Return the tokens of all responses in a journal, as bytes."""
     pieces = [piece for record in read_journal(path) for piece in record.pieces]
     return np.concatenate([piece.tokens for piece in pieces]).view(np.uint8)
 

@@ -1,15 +1,18 @@
-"""How fast does the control plane take events in, and how fast are its pages meanwhile? Measured on this machine.
+"""Speed of the control plane's ingestion, and of its pages meanwhile. Measured on this machine.
 
     python benchmarks/ingest.py --out ingest.json            # SQLite and a temporary PostgreSQL, 10 million rows each
     python benchmarks/ingest.py --stores sqlite --rows 500000 --seconds 20                      # smaller
     python benchmarks/ingest.py --url http://127.0.0.1:8420 --token-file F --rows 500000        # a running service
 
-First the store is filled to `--rows` rows, of all tables, by the ingestion itself, with nobody reading. Then the clock
-runs, for about `--seconds` each way: `http`, a `rhyme serve` on that store with its own defaults; or `functions`, the
-service's functions called by threads of this process, which share one interpreter with the readers. Each time 8
-reporters send a recorded run's events (`recorded_load.py`), one run each, as fast as they are taken, while two readers
-ask what a run's page asks, one question after the other. What is sent is made before the clock runs. Exit status 1: a
-target is missed.
+First the ingestion itself fills the store to `--rows` rows, of all tables, with nobody reading. Then the clock runs,
+for about `--seconds` each way:
+
+- `http`: a `rhyme serve` on that store with its own defaults;
+- `functions`: the service's functions called by threads of this process, which share one interpreter with the readers.
+
+Each time 8 reporters send a recorded run's events (`recorded_load.py`), one run each, as fast as the service takes
+them. Meanwhile two readers send the queries of a run's page, one after the other. The load is made before the clock
+runs. Exit status 1: a target is missed.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from sqlalchemy import text
 
 from rhyme_openrlhf.api.store.base import Base
 from rhyme_openrlhf.api.store.database import Database
-from rhyme_openrlhf.cli.runs.client import exchange
+from rhyme_openrlhf.client import exchange
 
 ROOT = Path(__file__).parents[1]
 # Batches each reporter sends between two looks at the clock: some seconds' work.
@@ -55,7 +58,7 @@ START_SECONDS = 60.0
 
 @contextmanager
 def serving(store_url: str, workers: int) -> Iterator[tuple[str, str]]:
-    """A `rhyme serve` on this store, without Ray, with so many ingest workers: its address, and an operator's token."""
+    """Yield the address of a `rhyme serve` on this store, without Ray, and an operator's token."""
     with tempfile.TemporaryDirectory(prefix="rhyme-ingest-") as data:
         arguments = ["serve", "--no-local", "--serve.port", "0", "--serve.data_dir", data]
         arguments += ["--serve.database", store_url, "--serve.ingest_workers", str(workers)]
@@ -120,7 +123,7 @@ class Load:
         self.sent = 0
 
     def fill(self, way: Way, events: int) -> float:
-        """Send so many more events, nobody reading; the seconds it took."""
+        """Send this many further events, with nobody reading; return the seconds it took."""
         seconds = 0.0
         rounds = -(-events // (len(self.reporters) * BATCH_EVENTS))
         for _ in range(rounds):
@@ -244,7 +247,7 @@ def store(kind: str) -> Iterator[str]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """A line for each store and way, and a line for each question."""
+    """Return a line for each store and way, and a line for each query."""
     lines = ["store and way               events/s  slowest        events   rows before    rows after"]
     for name, result in results.items():
         lines.append(

@@ -1,12 +1,14 @@
-"""How far off are predicted step times, on a run that the profile never saw? Measured: profile and run on this machine.
+"""Error of predicted step times, on a run that the profile never saw. Measured: profile and run on this machine.
 
     python benchmarks/latency_model.py --out latency_model.json [--runs DIRECTORY ...]
 
-Makes a profile (`rhyme profile` of the embedded model), then a real run of several epochs that plans its drafts by it,
-and compares: what the model predicted for decode steps of so many samples with what they took, in every rollout stage
-and engine (means over the stage's steps with so many samples running, as the run's DraftBudget events have them,
-weighted by steps). Beside it the error on the profile's own points, each held out once, and the spread of identical
-steps, below which no model can get. `--runs`: of runs that are there already instead of a new one.
+Makes a profile (`rhyme profile` of the embedded model), then a real run of several epochs that plans its drafts by it.
+Then it compares, in every rollout stage and engine, the model's prediction with the measured time of decode steps, by
+number of samples. Both are means over the stage's steps with that many samples running, from the run's DraftBudget
+events, weighted by steps.
+
+Beside them stand the error on the profile's own points, each held out once, and the spread of identical steps, which is
+the least error that any model can have. `--runs` reads existing runs instead of making one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ FEWEST_STEPS = 5
 
 @dataclass(frozen=True)
 class Compared:
-    """Decode steps of one stage and engine with so many samples running."""
+    """Decode steps of one stage and engine with one number of running samples."""
 
     step: int
     running: int
@@ -45,12 +47,12 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of the real time."""
+        """Error of the prediction, as a share of the real time."""
         return self.predicted_ms / self.real_ms - 1
 
 
 def compared(run: Path) -> list[Compared]:
-    """All there is to compare in a run's record."""
+    """Return all that can be compared in a run's record."""
     found = []
     for recorded in read_events(run / "events.jsonl"):
         event = recorded.event
@@ -66,7 +68,7 @@ def mean_error(rows: Sequence[Compared]) -> float:
 
 
 def table(rows: Sequence[Compared]) -> str:
-    """By training step, then by samples running."""
+    """Return the errors by training step, then by samples running."""
     lines = ["training step   decode steps   predicted ms   real ms   mean |error|   error of the mean"]
     lines += [
         _line(f"{step:13d}", [row for row in rows if row.step == step]) for step in sorted({r.step for r in rows})

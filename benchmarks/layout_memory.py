@@ -1,11 +1,11 @@
-"""What do two layouts take of a machine's memory, beside what the run said before it started? A real run, measured.
+"""Memory that two layouts take of a machine, beside what the run said before it started. A real run, measured.
 
     python benchmarks/layout_memory.py --out layout-memory.json [--kv 256] [--model DIRECTORY]
 
-A demonstration run with `--tp_switch.enable`, which prints its plan. While it goes on, the memory of each of its
-engines' processes is read again and again (proportional set size: what is shared counts once): the actor with vLLM's
-frontend, the engine core, the workers of a tail engine's ranks. The largest total counts. What is not in the weights
-and the KV cache is what the processes themselves take.
+A demonstration run with `--tp_switch.enable` prints its plan. During the run, the memory of each of its engines'
+processes is read again and again, as proportional set size, where shared memory counts once. The processes are the
+actor with vLLM's frontend, the engine core, and the workers of a tail engine's ranks. The largest total counts. All
+that is not in the weights and the KV cache is the processes' own memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def engines_memory(root: psutil.Process) -> dict[str, list[int]]:
 
 
 def watched(command: list[str]) -> tuple[str, dict[str, list[int]]]:
-    """A command's output, and the engines' memory when they took most."""
+    """Return a command's output, and the largest memory of the engines."""
     with tempfile.TemporaryFile("w+") as said:
         running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         most: dict[str, list[int]] = {}
@@ -65,7 +65,7 @@ def watched(command: list[str]) -> tuple[str, dict[str, list[int]]]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """One run."""
+    """Make and measure one run."""
     with tempfile.TemporaryDirectory(prefix="rhyme-memory-") as name:
         folder = Path(name)
         more = ["--actor.model_name_or_path", str(options.model)] if options.model else []

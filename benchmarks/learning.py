@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--arm", type=named, action="append", help="NAME=OPTIONS of rhyme train; several are compared")
-    parser.add_argument("--runs", type=int, default=sys.maxsize, help="at most so many now")
+    parser.add_argument("--runs", type=int, default=sys.maxsize, help="make at most this many runs now")
     parser.add_argument("--out", type=Path, default=Path("learning.json"))
     parser.add_argument("options", nargs="*", help="options of rhyme train for all arms, after --")
     arguments = parser.parse_args()

@@ -62,7 +62,7 @@ class TimedMoves(Moves):
         self._went_on[request.request_id] = time.time()
 
     def take_first_token(self, request_id: str) -> float | None:
-        """As its base."""
+        """Take the first token, like the base class."""
         at = super().take_first_token(request_id)
         if at is not None and request_id in self._went_on:
             self._first_step = at - self._went_on.pop(request_id)
@@ -91,7 +91,7 @@ class TimedScheduler(EngineScheduler):
         }  # fmt: skip
 
     def late_seconds(self) -> float:
-        """By how much steps took longer than this engine's pace, in all; 0 without one."""
+        """Return by how much steps took longer than this engine's pace, in all; 0 without one."""
         return 0.0 if self.pacing is None else self.pacing.late_seconds
 
 
@@ -141,7 +141,7 @@ class LocalEngine:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
 
     async def call(self, method: Any, *arguments: Any) -> Any:
-        """As a port."""
+        """Call a method of the engine, like a port."""
         if method is EngineCalls.node_id:
             return "here"
         coroutine = getattr(self.raw, method.__name__)(*arguments)

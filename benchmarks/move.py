@@ -1,12 +1,13 @@
-"""What does a move cost, and what does reallocation gain? Real engines of the embedded model on this machine.
+"""The cost of a move, and the gain of reallocation. Real engines of the embedded model on this machine.
 
     python benchmarks/move.py cost --out move-cost.json     # a sample's downtime by carrier and context
     python benchmarks/move.py skew [--paced 2] --out ...    # 24 + 1 samples, and 12 + 12; paced to RLHFSpec 3.3
 
-`cost`: two engines, each with samples that decode; one more sample with a long context goes to and fro, by each carrier
-in turn (no prefix is cached, so each recompute is a whole one). Downtime is from its stop to its first token there;
-predictions are those that a run makes (scheduling/move_costs.py, learnt from the moves before). `skew`: both engines'
-samples are as long; the stage ends with the last one. Arms are interleaved.
+`cost`: two engines, each with samples that decode. One more sample with a long context moves to and fro, by each
+carrier in turn. No prefix is cached, so each recompute is a whole one. Downtime is from its stop to its first token at
+the other engine. Predictions are a run's own (scheduling/move_costs.py, learnt from the moves before).
+
+`skew`: both engines' samples are equally long; the stage ends with the last one. Arms are interleaved.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def cost(options: argparse.Namespace) -> dict[str, Any]:
-    """The first benchmark."""
+    """Run the first benchmark."""
     contexts = [256, 1024, 4096]
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rhyme-benchmark-") as folder:
         bench = Bench(settings(""), 8192, 24, Path(folder))
@@ -145,7 +146,7 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def stage(session: Session, counts: tuple[int, int], tokens: int, reallocate: bool) -> dict[str, Any]:
-    """One rollout stage: these many samples at the two engines, each `tokens` long."""
+    """Run one rollout stage: these many samples at the two engines, each `tokens` long."""
     bench = session.bench
     began = time.monotonic()
     asked = [(bench.request(32, tokens), engine) for engine, count in enumerate(counts) for _ in range(count)]
@@ -190,7 +191,7 @@ async def throughput(bench: Bench, seconds: float) -> float:
 
 
 def skew(options: argparse.Namespace) -> dict[str, Any]:
-    """The second benchmark."""
+    """Run the second benchmark."""
     rows = []
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rhyme-benchmark-") as folder:
         path = ""
@@ -253,7 +254,7 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=500, help="skew: response tokens of each sample")
     parser.add_argument("--threshold", type=int, default=0, help="skew: samples; 0: the knee")
-    parser.add_argument("--paced", type=float, default=0, help="skew: pace to RLHFSpec 3.3, so many times slower")
+    parser.add_argument("--paced", type=float, default=0, help="skew: pace to RLHFSpec 3.3, slower by this factor")
     options = parser.parse_args()
     found = cost(options) if options.what == "cost" else skew(options)
     kind = "emulated" if options.paced else "measured"

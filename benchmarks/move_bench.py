@@ -33,7 +33,7 @@ LIMIT_S = 60.0
 
 
 def settings(profile: str) -> RhymeSettings:
-    """Of the benchmark's engines: no drafts, so that each sample is as long in steps as in tokens."""
+    """Return settings of the benchmark's engines: no drafts, so each sample is as long in steps as in tokens."""
     return dataclasses.replace(
         RhymeSettings(),
         histospec=HistoSpecSettings(own_output=False, siblings=False),
@@ -52,7 +52,7 @@ class Bench:
         self.chance = random.Random(1)
 
     def run(self, test: Callable[[Session], Awaitable[Any]], reallocation: ReallocationSettings) -> Any:
-        """What the test gives, run in an event loop of its own."""
+        """Return the test's result, run in an event loop of its own."""
 
         async def main() -> Any:
             session = Session(self, reallocation)
@@ -93,7 +93,7 @@ class Bench:
         return asyncio.run(main())
 
     def request(self, prompt: int, tokens: int) -> SampleRequest:
-        """A sample with a random prompt, always answered with so many tokens."""
+        """Return a sample with a random prompt and a response of exactly this many tokens."""
         from vllm import SamplingParams
 
         words = tuple(self.chance.randrange(5, 120) for _ in range(prompt))
@@ -103,7 +103,7 @@ class Bench:
 
 
 class Session:
-    """What is made anew for each measurement."""
+    """Objects that are made anew for each measurement."""
 
     def __init__(self, bench: Bench, reallocation: ReallocationSettings) -> None:
         self.bench = bench
@@ -121,30 +121,30 @@ class Session:
         self.reports.install(profile)
 
     async def watch(self) -> None:
-        """As the samples' home: hear the engines, and reallocate."""
+        """Watch the engines and reallocate, like the samples' home."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self.reports.hear()
             self.reallocator.look()
 
     def choose(self, context: int, source: int, destination: int) -> Choice:
-        """The carrier that is set, else the cheaper one; with what is predicted of it."""
+        """Return the carrier that is set, else the cheaper one, with its prediction."""
         known, costs = self.reports.destination(destination, context), self.reports.costs
         return Choice(*costs.choose(self.carrier or AUTO, context, known), known)
 
     def moved(self, record: MoveRecord) -> None:
-        """As the samples' home: learn from it."""
+        """Learn from a move, like the samples' home."""
         self.records.append(record)
         known = record.choice.destination
         if known is not None and record.downtime and record.move.phase is Phase.RUNNING:
             self.reports.costs.learn(record.move.carrier, record.tokens, known, record.downtime)
 
     async def move(self, sample: int, destination: int, cause: str) -> Any:
-        """As the samples' home."""
+        """Move a sample, like the samples' home."""
         return await self.mover.move(self.keeper.sample(str(sample)), destination, cause)
 
     async def grown(self, tokens: int, prompt: tuple[int, ...]) -> Any:
-        """The sample of this prompt, once that many of its response tokens are known."""
+        """Return the sample of this prompt, once that many of its response tokens are known."""
         while True:
             for sample in self.keeper._samples.values():
                 if sample.request.prompt == prompt and len(sample.known.tokens) >= tokens:

@@ -59,7 +59,7 @@ RECURRING = (0.75, 0.95)
 
 
 def probability_for(rate: float) -> float:
-    """The probability of a draft token, given those before it, with which windows reach this acceptance rate."""
+    """Return the probability of a draft token, given those before it, with which windows reach this acceptance rate."""
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -236,12 +236,12 @@ def pat_others(found: dict[str, Any]) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """The mean, and the least and the most."""
+    """Return the mean, and the least and the most."""
     return f"{statistics.fmean(values):.2f}x ({min(values):.2f} to {max(values):.2f})"
 
 
 def end_to_end(gain: float, share: float) -> float:
-    """What a gain of the generation is for a step of which it is this share."""
+    """Return the gain of a whole step from a gain of the generation, which is this share of it."""
     return 1 / (1 - share + share / gain)
 
 
@@ -313,7 +313,9 @@ def rlhfspec_breakdown(found: dict[str, Any]) -> str:
 
 
 def with_eagle(profile: Profile, efficiency: float) -> Profile:
-    """The profile with steps that draft: EAGLE's head reads its weights once for each draft token of the longest."""
+    """Return the profile with steps that draft: EAGLE's head reads its weights once for each token of the longest
+    draft.
+    """
     model = StepModel(profile)
     head = EAGLE_PARAMETERS * 2 / (L40S.memory_rate * efficiency)
     drafting = tuple(

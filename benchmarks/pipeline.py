@@ -3,17 +3,22 @@
     python benchmarks/pipeline.py --arms async pipeline --out pipeline.json [-- options of rhyme train for every arm]
     python benchmarks/pipeline.py --emulate --arms sync async pipeline drafts --out pipeline.json
 
-Arms: `sync` and `async` are OpenRLHF's own loops and dispatch on our engines, without drafts (only there is every
-engine's time recorded); `pipeline` is --histopipe.enable without drafts, `drafts` with them, and `async_drafts`
-OpenRLHF's asynchronous loop with drafts. `outliers` is `drafts` with --move.enable, so that a sample much longer than
-its rank group moves; `reallocation` is `sync` with --reallocation.enable. The order of the arms turns with every seed.
+Arms; their order turns with every seed:
+
+- `sync` and `async`: OpenRLHF's own loops and dispatch on our engines, without drafts (only there is every engine's
+  time recorded).
+- `pipeline`: --histopipe.enable without drafts. `drafts`: the same with drafts.
+- `async_drafts`: OpenRLHF's asynchronous loop with drafts.
+- `outliers`: `drafts` with --move.enable, so that a sample much longer than its rank group moves.
+- `reallocation`: `sync` with --reallocation.enable.
+
 Written, not printed: RhymeRL's table 2 by epoch (`ranks`) and the share of an epoch's samples that moved (`moved`).
 
-Without --emulate two engines run on this machine's clock. With it, four engines run on the clock of a pair of A40 (the
-shipped profile derived from PAT's prints), slowed down by --clock. The trainer is paced to --train-s a step in every
-arm, and all printed figures are *emulated*. An emulated step can be stretched, never shortened. So the clock must be
-slow enough that the real work of four engines and a trainer fits into the emulated times, or the cores decide instead
-of the schedule. `train s` is the longest training step of each arm, beside the --train-s.
+Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
+A40 (the shipped profile derived from PAT's prints) slowed down by --clock. A trainer is paced to --train-s a step in
+every arm. All printed is *emulated*. An emulated step can be stretched, never shortened. So the clock must be slow
+enough for this machine's cores to do the real work of four engines and a trainer in the emulated times. Otherwise the
+cores decide instead of the schedule: `train s` is the longest training step of each arm, beside the requested one.
 
 The workload: problems of the embedded task at even distances of its length distribution, whose answers have 7 to 400
 tokens (with --emulate 7 to 160).
@@ -74,9 +79,9 @@ COMPARED = (
     ("outliers", "drafts"),
     ("reallocation", "sync"),
 )
-# Two steps an epoch. Many prompts with few samples each: what an engine's part takes then depends on their lengths, not
-# on which engine has the longest prompt of all. The learning rate is small, so the lengths stay those of the prompts.
-# With the demo's own, a policy that is trained on two samples a prompt soon runs into the limit of length.
+# Two steps an epoch. Many prompts with few samples each, so that an engine's part depends on their lengths, not on
+# which engine has the longest prompt of all. A small learning rate keeps the lengths those of the prompts. With the
+# demo's own, a policy that is trained on two samples a prompt soon runs into the limit of length.
 PROMPTS = 48
 SHAPE = (
     "--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "2", "--train.num_episodes", "6",
@@ -84,11 +89,11 @@ SHAPE = (
 )  # fmt: skip
 MEASURED = ("--latency.profile", "none")
 EMULATED_PROFILE = FOLDER / "pat-a40-tp2.json"
-# With --emulate answers have 0.4 times as many steps, and a sample that answers in circles ends at 192 tokens. So four
-# engines and a trainer fit on two cores, and a training step really takes 1 to 1.5 s. With a clock 4 times slower than
-# the profile's, a rollout stage of OpenRLHF's loop takes 7 to 8 s. Training is a sixth of that, as in RhymeRL (figure
-# 2: rollouts are 84 to 91 % of the time). Its share decides how long a pipeline waits for weights. There is no wait
-# while training is shorter than the shortest rank group's part of a step.
+# With --emulate, responses have 0.4 times as many steps, and a sample that answers in circles ends at 192 tokens. So
+# four engines and a trainer fit on two cores, and a training step really takes 1 to 1.5 s. With a clock 4 times slower
+# than the profile's, a rollout stage of OpenRLHF's loop takes 7 to 8 s. Training is a sixth of that, as in RhymeRL
+# (figure 2: rollouts are 84 to 91 % of the time). It decides how long a pipeline that is at most one step off policy
+# waits for weights. The wait is zero while training is shorter than the shortest rank group's part of a step.
 SHORTER = 0.4
 LONGEST = ("--rollout.max_new_tokens", "192")
 CLOCK = 4.0
@@ -97,7 +102,7 @@ RUN_TIMEOUT_SECONDS = 600
 
 
 def write_prompts(path: Path, shorter: float) -> None:
-    """Write the workload's prompts, the same every time; answers have `shorter` times as many steps."""
+    """Write the workload's prompts, the same every time; responses have `shorter` times as many steps."""
     rng = random.Random(20)
     kinds = ("chain", "path", "sort")
     problems = [
@@ -111,7 +116,7 @@ def write_prompts(path: Path, shorter: float) -> None:
 
 
 def write_clock(path: Path, clock: float) -> None:
-    """Write the emulated machine's profile, every time in it `clock` times as long."""
+    """Write the emulated machine's profile, with every time in it multiplied by `clock`."""
     profile = profiles.read(Path(str(EMULATED_PROFILE)))
     profiles.write(
         dataclasses.replace(

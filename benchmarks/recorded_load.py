@@ -1,4 +1,4 @@
-"""What the ingestion is measured with: a recorded run's events, sent again and again as by runs that go on for long.
+"""The load of the ingestion's benchmark: a recorded run's events, sent again and again as by runs that go on for long.
 
 Times, steps and sequences count on from one repetition to the next; kinds, sizes and values are the recording's.
 """
@@ -49,7 +49,7 @@ class Recording:
         self._per_source = dict(counts)
 
     def lines(self, repetition: int) -> Iterator[str]:
-        """The JSON lines of one repetition, each counting on where the one before ended."""
+        """Return the JSON lines of one repetition, each counting on where the one before ended."""
         steps, seconds = repetition * self.steps, repetition * self._seconds
         shifts = {"step": steps, "time": seconds, "start": seconds, "end": seconds}
         for source, count in self._per_source.items():

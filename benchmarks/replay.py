@@ -33,7 +33,7 @@ STEPS_PER_EPOCH = 2
 
 
 def read_trace(path: Path) -> list[list[Record]]:
-    """The records of each training step, in order."""
+    """Return the records of each training step, in order."""
     by_step: dict[int, list[Record]] = defaultdict(list)
     for line in lzma.decompress(path.read_bytes()).decode().splitlines():
         row = json.loads(line)
@@ -44,7 +44,7 @@ def read_trace(path: Path) -> list[list[Record]]:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """All records of a run's `history/worker-N.journal`, whichever run's it is. Raises JournalError, OSError."""
+    """Return all records of a run's `history/worker-N.journal`, for any run. Raises JournalError, OSError."""
     with path.open("rb") as file:
         header = file.read(HEADER.size)
     owner = HEADER.unpack(header)[-1] if len(header) == HEADER.size else NO_RUN
@@ -80,22 +80,22 @@ class Sample:
 
 
 class Drafter(Protocol):
-    """What is replayed."""
+    """A drafter that can be replayed."""
 
     def begin(self, samples: list[Sample]) -> None:
-        """These samples of one engine begin (their first token is there)."""
+        """Begin these samples of one engine (their first token is there)."""
 
     def draft(self, running: list[Sample]) -> list[list[int]]:
-        """A draft for each."""
+        """Return a draft for each."""
 
     def verified(self, sample: Sample, drafted: int, accepted: int) -> str:
-        """What became of the sample's draft; returns its source, if it is known."""
+        """Learn the verdict on the sample's draft; return its source, if it is known."""
 
     def finished(self, sample: Sample) -> None:
-        """The sample is complete."""
+        """End the sample, which is complete."""
 
     def learn(self, records: list[Record]) -> None:
-        """The training step is over; these are its rollouts."""
+        """End the training step, whose rollouts these are."""
 
 
 class Ours:
@@ -143,7 +143,7 @@ class Ours:
 
 
 def samples_of(record: Record) -> Iterator[Sample]:
-    """The record's samples, each with its first token (which comes from prefill)."""
+    """Yield the record's samples, each with its first token (which comes from prefill)."""
     for number, piece in enumerate(record.pieces):
         context, response = _ints(piece.context), _ints(piece.tokens)
         if response:
@@ -156,7 +156,7 @@ def _ints(tokens: Piece | object) -> list[int]:
 
 
 def replay(steps: list[list[Record]], drafters: list[Drafter]) -> list[Counter[str]]:
-    """Each epoch's totals, over all engines (one drafter each).
+    """Return each epoch's totals, over all engines (one drafter each).
 
     steps: decode steps; samples: sums of the samples in them; tokens: what came out; drafted, accepted; and the
     accepted tokens by source.

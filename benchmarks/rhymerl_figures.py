@@ -6,11 +6,11 @@ RUN: the directory of a run with its events and, for figures 6 and 8, its histor
 run without drafts, which figure 16 compares with. A journal over 1 MB is shortened to the rollouts that drafts need:
 then `--trace` gives the responses (a file of `replay.write_trace`), alone or beside a run.
 
-- 6a: how much of an epoch's responses is found in the epoch before, by the routine of section 5.1: the last three
-  tokens are looked for in the prompt's last responses; what goes on identically there is accepted, otherwise one token
-  is generated. Where several places match, the longest one counts (the paper leaves that open).
-- 6b: how that share is distributed over the responses.
-- 8: how long the accepted stretches are: shares of their number, and of all their tokens.
+- 6a: the share of an epoch's responses that the epoch before has, by the routine of section 5.1. It looks up the last
+  three tokens in the prompt's last responses. The identical continuation there is accepted, otherwise one token is
+  generated. Where several places match, the longest one counts (the paper leaves that open).
+- 6b: the distribution of that share over the responses.
+- 8: lengths of the accepted stretches: shares of their number, and of all their tokens.
 - 16: tokens/s of the rollout stage, step by step, over those of OTHER_RUN's first step (without it: RUN's own).
 - 17: speculation rate (response tokens that were drafted) and acceptance rate (drafted tokens that were right).
 
@@ -45,7 +45,7 @@ SHARES = 10
 
 @dataclass
 class Similarity:
-    """What one epoch's responses have in common with those of the epoch before."""
+    """The tokens that one epoch's responses share with those of the epoch before."""
 
     tokens: int = 0
     accepted: int = 0
@@ -55,14 +55,14 @@ class Similarity:
     """Accepted stretches by their length."""
 
     def add(self, response: list[int], stretches: list[int]) -> None:
-        """One more response, and the lengths of its accepted stretches."""
+        """Add one more response, and the lengths of its accepted stretches."""
         self.tokens += len(response)
         self.accepted += sum(stretches)
         self.shares.append(sum(stretches) / len(response))
         self.hits.update(stretches)
 
     def row(self) -> dict[str, Any]:
-        """As JSON: the share accepted, its deciles' counts, and the hits by class of length."""
+        """Return the share accepted, its deciles' counts, and the hits by class of length, for JSON."""
         classes = [np.searchsorted(LENGTHS, length) for length in self.hits]
         number, tokens = np.zeros(len(LENGTHS) + 1), np.zeros(len(LENGTHS) + 1)
         for of, (length, count) in zip(classes, self.hits.items(), strict=True):
@@ -78,7 +78,7 @@ class Similarity:
 
 
 def accepted_stretches(response: list[int], earlier: list[list[int]]) -> list[int]:
-    """The lengths of what section 5.1's routine accepts of `response`, in order."""
+    """Return the lengths of what section 5.1's routine accepts of `response`, in order."""
     places: dict[tuple[int, ...], list[tuple[list[int], int]]] = defaultdict(list)
     for text in earlier:
         for end in range(PREFIX, len(text)):
@@ -99,7 +99,7 @@ def accepted_stretches(response: list[int], earlier: list[list[int]]) -> list[in
 
 
 def similarity(epochs: dict[int, list[Record]]) -> dict[int, Similarity]:
-    """Each epoch against the one before it; prompts that had no rollout there do not count."""
+    """Return each epoch against the one before it; prompts that had no rollout there do not count."""
     out = {}
     for epoch in sorted(epochs):
         if epoch - 1 not in epochs:
@@ -125,7 +125,7 @@ def by_epoch(records: list[Record], epoch_of: dict[int, int]) -> dict[int, list[
 
 
 def recorded_steps(directory: Path) -> list[dict[str, Any]]:
-    """Each training step of a run: epoch, tokens/s of its rollout, speculation and acceptance rate."""
+    """Return each training step of a run: epoch, tokens/s of its rollout, speculation and acceptance rate."""
     counters: dict[int, EngineCounters] = defaultdict(EngineCounters)
     finished: dict[int, RolloutFinished] = {}
     for event in (recorded.event for recorded in read_events(directory / "events.jsonl")):
@@ -153,7 +153,7 @@ def throughput(steps: list[dict[str, Any]], without: list[dict[str, Any]]) -> di
 
 
 def figures(results: dict[str, Any]) -> list[go.Figure]:
-    """One figure for each of the paper's that the results have data for."""
+    """Return one figure for each of the paper's that the results have data for."""
     found = []
     if results["similarity"]:
         epochs = list(results["similarity"])
@@ -185,7 +185,7 @@ def figures(results: dict[str, Any]) -> list[go.Figure]:
 
 
 def length_names() -> list[str]:
-    """The classes of figure 8 in words."""
+    """Return the classes of figure 8 in words."""
     begins = [1, *(end + 1 for end in LENGTHS)]
     return [*(f"{begin} to {end}" for begin, end in zip(begins, LENGTHS, strict=False)), f"over {LENGTHS[-1]}"]
 
@@ -199,7 +199,7 @@ def _titled(title: str, across: str, up: str) -> go.Figure:
 
 
 def page(results: dict[str, Any]) -> str:
-    """All figures in one self-contained HTML page."""
+    """Return all figures in one self-contained HTML page."""
     parts = [
         figure.to_html(full_html=False, include_plotlyjs="inline" if number == 0 else False)
         for number, figure in enumerate(figures(results))
@@ -213,7 +213,7 @@ def page(results: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as text."""
+    """Return the results as text."""
     lines = []
     for epoch, row in results["similarity"].items():
         classes = zip(length_names(), row["hits_by_length"], row["hit_tokens_by_length"], strict=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 
-# RLHFSpec 3.3: tokens a second of one instance with so many samples; straight between them.
+# RLHFSpec 3.3: tokens a second of one instance, by number of samples; linear between them.
 PAPERS_TOKENS_PER_SECOND = {1: 103.0, 6: 765.0, 19: 1415.0, 24: 1453.0}
 
 
 def papers_profile(slower: float) -> Profile:
-    """The step times behind RLHFSpec 3.3's throughputs, `slower` times as long."""
+    """Return the step times behind RLHFSpec 3.3's throughputs, `slower` times as long."""
     steps = tuple(
         StepPoint(count, context, 0, slower * count / rate, 0.0, 1)
         for count, rate in PAPERS_TOKENS_PER_SECOND.items()

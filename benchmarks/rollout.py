@@ -1,20 +1,24 @@
-"""The speed of rollouts and whole steps, against OpenRLHF itself: real runs on this machine, interleaved.
+"""Speed of rollouts and whole steps, against OpenRLHF itself. Measured: real runs on this machine, interleaved.
 
     python benchmarks/rollout.py --seeds 1 2 3 --out rollout.json [-- options of rhyme train for every arm]
 
-The same multi-epoch GRPO run, seed by seed, on three arms in turn: `openrlhf` (OpenRLHF 0.11.2's own classes; without
-a GPU with the platform's shims and the gloo weight sync), `off` (ours without speculation) and `on` (ours as it comes).
+The same multi-epoch GRPO run, seed by seed, on three arms in turn:
+
+- `openrlhf`: OpenRLHF 0.11.2's own classes; without a GPU with the platform's shims and the gloo weight sync.
+- `off`: ours without speculation.
+- `on`: ours by default.
+
 The order of the arms turns with every seed, so that none always runs first. Ratios are of runs with the same seed.
 
-On GPUs the runs use the demo's placement for the GPUs that there are. `--cuda-graphs` lets the engines of every arm
-compile the model and capture CUDA graphs, as a user's own run does.
+On GPUs the demo's placement for the available number is used. `--cuda-graphs` lets the engines of every arm compile the
+model and capture CUDA graphs, as a user's own run does.
 
 All arms run as users run them: nothing is reproducible, so ours has all of its sources of drafts and cuts them by step
 times. `--reproducible` seeds every request of every arm instead (which costs all of them time), and ours then drafts
 from history and own text alone, by fixed rules.
 
 The workload: long problems of the embedded task (the upper part of its length distribution), because drafts need
-answers in which their window can grow.
+answers in which their window can grow. `first_epoch.py` shares the functions here.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +44,24 @@ from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import EngineStep, RolloutFinished, TrainStep
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
-ARMS = ("openrlhf", "off", "on")
-# What only our own classes have; OpenRLHF's ignore it.
-ARM_OPTIONS = {"openrlhf": (), "off": ("--no-histospec.enable",), "on": ()}
+OPENRLHF = "openrlhf"
+ARMS = (OPENRLHF, "off", "on")
+# Options of the arms with our own classes.
+ARM_OPTIONS: dict[str, Sequence[str]] = {OPENRLHF: (), "off": ("--no-histospec.enable",), "on": ()}
 KINDS = ("chain", "path", "sort")
 # The longest third of the embedded task's length distribution.
 QUANTILES = (0.66, 0.98)
 PROMPTS = 12
 EPOCHS = 6
-# A common group size of GRPO; two steps an epoch, 48 samples an engine.
-PROMPT_GROUPS = ("--rollout.batch_size", "6", "--rollout.n_samples_per_prompt", "16")
+# A common group size of GRPO; 48 samples an engine.
+PROMPTS_A_STEP = 6
+PROMPT_GROUPS = ("--rollout.batch_size", str(PROMPTS_A_STEP), "--rollout.n_samples_per_prompt", "16")
 PARTS = ("rollout", "experience", "train", "sync")
 # Upstream's names of the same parts (ppo_trainer.py).
 UPSTREAM_PARTS = ("timing/generation", "timing/make_experience", "timing/ppo_train", "timing/broadcast")
 RUN_TIMEOUT_SECONDS = 1800
+# A record for each step of a run.
+Steps = list[dict[str, Any]]
 
 
 def write_prompts(path: Path) -> None:
@@ -69,23 +77,24 @@ def write_prompts(path: Path) -> None:
 
 
 def run_arm(
-    arm: str, seed: int, prompts: Path, options: Sequence[str], folder: Path, cuda_graphs: bool = False
+    name: str,
+    seed: int,
+    prompts: Path,
+    options: Sequence[str],
+    folder: Path,
+    cuda_graphs: bool = False,
+    epochs: int = EPOCHS,
 ) -> list[dict[str, Any]]:
-    """Make one run; return a record for each step: tokens, seconds of each part, speculation counters."""
-    directory = folder / f"{arm}-{seed}"
+    """Make one run, of OpenRLHF's own classes if the arm is named `openrlhf`; return a record for each step.
+
+    A record has tokens, the seconds of each part, and speculation counters if there are any.
+    """
+    directory = folder / f"{name}-{seed}"
     directory.mkdir()
     demo = arguments(str(directory / "checkpoints"), run_gpus(), cuda_graphs=cuda_graphs)
-    argv = [*demo, "--data.prompt_dataset", str(prompts)]
-    argv += [
-        "--train.num_episodes",
-        str(EPOCHS),
-        "--train.seed",
-        str(seed),
-        *PROMPT_GROUPS,
-        *options,
-        *ARM_OPTIONS[arm],
-    ]
-    if arm == "openrlhf":
+    argv = [*demo, "--data.prompt_dataset", str(prompts), *PROMPT_GROUPS]
+    argv += ["--train.num_episodes", str(epochs), "--train.seed", str(seed), *options]
+    if name == OPENRLHF:
         status = directory / "status.jsonl"
         command = [sys.executable, str(Path(__file__).with_name("unchanged.py")), str(status), *argv]
         with (directory / "output.log").open("w") as log:
@@ -95,6 +104,17 @@ def run_arm(
     command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(record)]
     subprocess.run([*command, "--run.progress", "lines"], check=True, timeout=RUN_TIMEOUT_SECONDS)
     return from_events(record / "events.jsonl")
+
+
+def run_arms(
+    arms: Mapping[str, Sequence[str]], seeds: Sequence[int], run: Callable[[str, int, Sequence[str]], Steps]
+) -> Iterator[dict[str, Any]]:
+    """Yield a run of every arm for every seed; the order of the arms turns with every seed."""
+    names = list(arms)
+    for turn, seed in enumerate(seeds):
+        first = turn % len(names)
+        for name in (*names[first:], *names[:first]):
+            yield {"arm": name, "seed": seed, "steps": run(name, seed, arms[name])}
 
 
 def from_status(path: Path) -> list[dict[str, Any]]:
@@ -147,57 +167,54 @@ def by_epoch(steps: list[dict[str, Any]], per_epoch: int) -> list[dict[str, floa
     return rows
 
 
-def ratios(runs: list[dict[str, Any]], arm: str, peer: str, later: bool) -> dict[str, list[float]]:
-    """Arm against peer, one value a seed: rollout tokens/s, steps/s, and tokens per second of whole steps.
+def ratios(runs: list[dict[str, Any]], arm: str, peer: str, steps: slice) -> dict[str, list[float]]:
+    """Return arm against peer over these steps, one value a seed: rollout tokens/s, steps/s, whole steps' tokens/s.
 
-    The last because runs drift apart: a policy that answers at greater length trains longer steps in every arm.
-    `later`: from the second epoch on; else the first epoch alone.
+    The last figure, because runs drift apart: a policy with longer responses trains longer steps in every arm.
     """
     out: dict[str, list[float]] = {"rollout": [], "step": [], "step tokens": []}
     for seed in sorted({run["seed"] for run in runs}):
         of = {run["arm"]: run["steps"] for run in runs if run["seed"] == seed}
         if arm in of and peer in of:
-            ours, theirs = (_speeds(of[name], later) for name in (arm, peer))
-            out["rollout"].append(ours[0] / theirs[0])
-            out["step"].append(ours[1] / theirs[1])
-            out["step tokens"].append(ours[2] / theirs[2])
+            for name, ours, theirs in zip(out, _speeds(of[arm][steps]), _speeds(of[peer][steps]), strict=True):
+                out[name].append(ours / theirs)
     return out
 
 
-def _speeds(steps: list[dict[str, Any]], later: bool) -> tuple[float, float, float]:
-    per_epoch = steps_per_epoch(steps)
-    chosen = steps[per_epoch:] if later else steps[:per_epoch]
-    tokens = sum(step["tokens"] for step in chosen)
-    rollout = sum(step["parts"]["rollout"] for step in chosen)
-    seconds = sum(sum(step["parts"].values()) for step in chosen)
-    return tokens / rollout, len(chosen) / seconds, tokens / seconds
+def _speeds(steps: list[dict[str, Any]]) -> tuple[float, float, float]:
+    tokens = sum(step["tokens"] for step in steps)
+    rollout = sum(step["parts"]["rollout"] for step in steps)
+    seconds = sum(sum(step["parts"].values()) for step in steps)
+    return tokens / rollout, len(steps) / seconds, tokens / seconds
 
 
-def steps_per_epoch(steps: list[dict[str, Any]]) -> int:
-    """Steps of an epoch: the workload's epochs are equal."""
-    return len(steps) // EPOCHS
+def interval(values: Sequence[float]) -> str:
+    """Return the median of one value a seed, the least and the most, and how surely these two hold the true median.
+
+    Free of assumptions: all of n independent values lie on one side of the median once in 2 ** (n - 1) times.
+    """
+    sure = 1 - 2.0 ** (1 - len(values))
+    return f"{statistics.median(values):.2f}x ({min(values):.2f} to {max(values):.2f}, a {sure:.0%} interval)"
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    """Return a row an arm and epoch (medians over seeds), then the ratios with their spread."""
+def table(runs: list[dict[str, Any]], per_epoch: int, comparisons: Sequence[tuple[str, str, str, slice]]) -> str:
+    """Return the figures by arm and epoch (medians over seeds), then the ratios with their intervals."""
     columns = (
         "epoch  tokens/s  step s  rollout s  experience s  train s  sync s  tok/step  accept  ms/step  reward  cut off"
     )
     lines = [f"arm       {columns}"]
-    for arm in ARMS:
-        epochs = [by_epoch(run["steps"], steps_per_epoch(run["steps"])) for run in runs if run["arm"] == arm]
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        epochs = [by_epoch(run["steps"], per_epoch) for run in runs if run["arm"] == arm]
         for number, rows in enumerate(zip(*epochs, strict=True), start=1):
             cells = [median(row.get(name) for row in rows) for name in COLUMNS]
             shown = [
                 f"{value:{width}}" if value is not None else "-" for value, width in zip(cells, WIDTHS, strict=True)
             ]
             lines.append(f"{arm:10s}{number:5d}  " + "  ".join(shown))
-    for arm, peer, later in COMPARISONS:
-        for what, values in ratios(runs, arm, peer, later).items():
+    for arm, peer, when, steps in comparisons:
+        for what, values in ratios(runs, arm, peer, steps).items():
             if values:
-                spread = f"{min(values):.2f} to {max(values):.2f}"
-                when = "epochs 2 on" if later else "epoch 1"
-                lines.append(f"{arm} / {peer}, {what}, {when}: {statistics.median(values):.2f}x ({spread})")
+                lines.append(f"{arm} / {peer}, {what}, {when}: {interval(values)}")
     return "\n".join(lines)
 
 
@@ -205,8 +222,14 @@ COLUMNS = (
     "tokens_per_s", "step_s", "rollout_s", "experience_s", "train_s", "sync_s",
     "tokens_per_step", "acceptance", "ms_per_step", "reward", "truncated",
 )  # fmt: skip
-# Arm, its peer, and whether from the second epoch on or in the first.
-COMPARISONS = (("on", "openrlhf", True), ("off", "openrlhf", True), ("on", "off", True), ("on", "off", False))
+STEPS_PER_EPOCH = PROMPTS // PROMPTS_A_STEP
+FIRST, LATER = slice(0, STEPS_PER_EPOCH), slice(STEPS_PER_EPOCH, None)
+COMPARISONS = (
+    ("on", OPENRLHF, "epochs 2 on", LATER),
+    ("off", OPENRLHF, "epochs 2 on", LATER),
+    ("on", "off", "epochs 2 on", LATER),
+    ("on", "off", "epoch 1", FIRST),
+)
 WIDTHS = ("8,.0f", "6.2f", "9.2f", "12.2f", "7.2f", "6.2f", "8.2f", "6.0%", "7.1f", "6.2f", "7.0%")
 
 
@@ -237,13 +260,14 @@ def main() -> None:
         folder = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rhyme-rollout-")))
         prompts = folder / "prompts.jsonl"
         write_prompts(prompts)
-        for turn, seed in enumerate(chosen.seeds):
-            order = [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]
-            for arm in order:
-                steps = run_arm(arm, seed, prompts, options, folder, chosen.cuda_graphs)
-                runs.append({"arm": arm, "seed": seed, "steps": steps})
-                chosen.out.write_text(json.dumps({**conditions, "runs": runs}) + "\n")
-    print(table(runs))
+
+        def run(name: str, seed: int, arm_options: Sequence[str]) -> list[dict[str, Any]]:
+            return run_arm(name, seed, prompts, [*options, *arm_options], folder, chosen.cuda_graphs)
+
+        for one in run_arms({name: ARM_OPTIONS[name] for name in chosen.arms}, chosen.seeds, run):
+            runs.append(one)
+            chosen.out.write_text(json.dumps({**conditions, "runs": runs}) + "\n")
+    print(table(runs, STEPS_PER_EPOCH, COMPARISONS))
 
 
 if __name__ == "__main__":

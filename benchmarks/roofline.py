@@ -1,10 +1,10 @@
-"""Step times from data sheets, where nobody has measured: a bound that hardware does not reach, and says so.
+"""Step times from data sheets, for hardware that is not measured: a bound that real hardware does not reach.
 
-A decode step reads the weights and the keys and values once, or computes its rows, whichever takes longer; a tensor-
-parallel engine also adds up its activations twice a layer. Real engines take longer: `efficiency` is the part of the
-data sheet's rates that is reached, and whoever uses it gives a band.
+A decode step reads the weights and the keys and values once, or computes its rows: the longer of the two counts. A
+tensor-parallel engine also adds up its activations twice a layer. Real engines take longer: `efficiency` is the part of
+the data sheet's rates that is reached. A user of these profiles gives a band.
 
-Invariant: a profile made here has origin `derived`, and its notes say by which numbers.
+Invariant: a profile made here has origin `derived`, and its notes name its numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DeviceSpec:
 
 
 def roofline(model: ModelSpec, device: DeviceSpec, tensor_parallel: int, efficiency: float) -> Profile:
-    """The profile of this model on `tensor_parallel` devices that reach `efficiency` (0 to 1) of their data sheet."""
+    """Return the model's profile on `tensor_parallel` devices that reach `efficiency` (0 to 1) of their data sheet."""
     devices, rate = tensor_parallel, efficiency
     weights = model.parameters * BYTES / devices
     kv_bytes = 2 * model.layers * model.kv_heads * model.head * BYTES // devices

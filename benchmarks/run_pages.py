@@ -1,4 +1,4 @@
-"""What a service is asked while the ingestion is measured, and the two ways of speaking to it."""
+"""Queries to a service while its ingestion is measured, and the two ways of sending them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ QUESTIONS: dict[str, Callable[[Session, Run, int], object]] = {
 
 @dataclass(frozen=True)
 class Way:
-    """How a service is spoken to: make an attempt known, send one of its batches, ask a question about its run."""
+    """A way to speak to a service: make an attempt known, send one of its batches, query its run."""
 
     announce: Callable[[Reporter], None]
     send: Callable[[Reporter, bytes], None]
@@ -82,7 +82,7 @@ class Way:
 
 
 def by_functions(database: Database) -> Way:
-    """By the service's own functions."""
+    """Return the way by the service's own functions."""
     decode = msgspec.json.Decoder().decode
 
     def make_known(reporter: Reporter) -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/same_drafts.py --against CHECKOUT --cases 10000
 
-Each version runs in a process of its own, with its own package, and prints a digest for each case: of draft indexes, of
-all drafts with their probabilities and sources, of what a planner cuts them to, and of windows. A recorded case is the
+Each version runs in a process of its own, with its own package, and prints a digest for each case. The digest covers
+draft indexes, all drafts with their probabilities and sources, a planner's cuts, and windows. A recorded case is the
 replay of a trace (replay.py) by one set of rules. A random case is a few steps of a few samples of a few prompts, with
 random texts, settings, histories, arrivals and verdicts. Fails with the first cases that differ. Versions that read
 whole texts (before the compiled core was C++) are given them.
@@ -147,14 +147,14 @@ class Replayed:
 
 
 def recorded(path: Path, ms_a_row: float | None) -> str:
-    """The digest of a replay."""
+    """Return the digest of a replay."""
     watched = [Watched(HistoSpecSettings(), ms_a_row) for _ in range(replay.ENGINES)]
     totals = replay.replay(replay.read_trace(path), [Replayed(one, 2) for one in watched])
     return " ".join([*(one.result() for one in watched), str(sum(total["accepted"] for total in totals))])
 
 
 def random_settings(rng: random.Random) -> HistoSpecSettings:
-    """Any that are allowed."""
+    """Return any that are allowed."""
     longest = rng.choice([1, 2, 3, 7, 16, 16, 32])
     most = rng.choice([1, 4, 8, 32, 32, 128])
     return HistoSpecSettings(
@@ -172,7 +172,7 @@ def random_settings(rng: random.Random) -> HistoSpecSettings:
 
 
 def random_case(seed: int) -> str:
-    """The digest of one random case; which it is, only the seed says."""
+    """Return the digest of one random case; which it is, only the seed says."""
     rng = random.Random(seed)
     kind = rng.random()
     samples = rng.randint(200, 500) if kind < LARGE else rng.randint(1, 12)
@@ -187,7 +187,7 @@ def random_case(seed: int) -> str:
     bases = [text(3000 if long else 60) + [0] for _ in range(prompts)]
 
     def variant(base: list[int]) -> list[int]:
-        """As the base, with a few tokens changed, from somewhere on."""
+        """Return the base with a few tokens changed, from somewhere on."""
         changed = [rng.randrange(vocabulary) if rng.random() < 0.05 else token for token in base]
         return changed[rng.randrange(len(changed)) // 3 :] * rng.choice([1, 1, 2])
 
@@ -237,7 +237,7 @@ def random_case(seed: int) -> str:
 
 
 def results(cases: int, first: int) -> dict[str, str]:
-    """The digests of this process's package."""
+    """Return the digests of this process's package."""
     found = {f"random {seed}": random_case(seed) for seed in range(first, first + cases)}
     for path in sorted(replay.TRACE.parent.glob("*.jsonl.xz")):
         for ms_a_row in (None, 0.3):

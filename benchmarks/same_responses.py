@@ -1,16 +1,19 @@
-"""Are whole responses with drafts what the policy would have said without? Measured: a real engine, a fixed policy.
+"""Are whole responses with drafts distributed like those without? Measured: a real engine, a fixed policy.
 
     python benchmarks/same_responses.py --rounds 10 --out same_responses.json
 
-One engine of the embedded model at temperature 1, two arms in turn: without drafts, and with drafts from all sources
-(history of earlier samples, siblings of the step, the sample's own text). Each round both arms answer every prompt
-with a whole prompt group of eight. Drafts may change nothing in them but their time. A single place in a text can be
-tested by chi-square (`rhyme verify`); what is asked here is what training sees, over whole responses and whole prompt
-groups: mean reward, its spread within a prompt group (what GRPO learns from), length, log-probability, how long two
-samples of a prompt group say the same, and whether the engine's log-probabilities are those of Transformers.
+One engine of the embedded model at temperature 1 has two arms in turn: without drafts, and with drafts from earlier
+samples, siblings of the step and the sample's own text. Each round both arms answer every prompt with a whole prompt
+group of eight. Drafts may change only their time. `rhyme verify` tests a single place in a text by chi-square. This
+benchmark tests what training sees, over whole responses and whole prompt groups:
 
-The unit is one prompt group: the difference of the arms' means, over prompts and rounds, in standard errors. With
-drafts that change nothing about one in twenty lies beyond 2.
+- mean reward, and its spread within a prompt group, from which GRPO learns;
+- length, and log-probability;
+- the length of the common prefix of two samples of a prompt group;
+- whether the engine's log-probabilities are those of Transformers.
+
+The unit is one prompt group: the difference of the arms' means, over prompts and rounds, in standard errors. If drafts
+change nothing, about one figure in twenty lies beyond 2.
 """
 
 from __future__ import annotations
@@ -43,12 +46,12 @@ CHECKED = 64
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two responses begin with alike."""
+    """Return the number of tokens that two responses share at their beginning."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def figures(group: list[Any], label: str, tokenizer: Any) -> dict[str, float]:
-    """What training sees of one prompt group: means over its samples, or over pairs of them."""
+    """Return the figures that training sees of one prompt group: means over its samples, or over pairs of them."""
     texts = [tokenizer.decode(out.token_ids) for out in group]
     rewards = [
         score(text if out.finish_reason == "stop" else text.replace(END, ""), label)
@@ -75,7 +78,7 @@ def _log_probabilities(out: Any) -> list[float]:
 
 
 def worst_log_probability(model: Any, prompts: list[list[int]], outputs: list[Any]) -> tuple[float, float]:
-    """The largest and the mean difference between the engine's log-probabilities and Transformers'."""
+    """Return the largest and the mean difference between the engine's log-probabilities and Transformers'."""
     import torch
 
     differences = []
@@ -89,7 +92,7 @@ def worst_log_probability(model: Any, prompts: list[list[int]], outputs: list[An
 
 
 def table(units: dict[str, list[dict[str, float]]]) -> str:
-    """A row a figure: its mean in both arms, the difference and how many standard errors that is."""
+    """Return a row a figure: its mean in both arms, the difference, and the difference in standard errors."""
     lines = [f"{'':42s}{'off':>10s}{'on':>10s}{'difference':>12s}{'std errors':>12s}"]
     for name in units["off"][0]:
         off, on = ([unit[name] for unit in units[arm]] for arm in ("off", "on"))

@@ -1,10 +1,10 @@
-"""What choosing draft lengths costs a step: one predicted step time, and the whole choice. Measured, without an engine.
+"""Cost of choosing draft lengths in a step: one predicted step time, and the whole choice. Measured, without an engine.
 
     python benchmarks/selection.py --profile PROFILE
 
-The choice is what `drafting/planner.py` does with a step's proposals: how likely each token is, the table of step
-times with its correction, and the cut; beside it the lists for vLLM, which whoever drafts has to make. Its context
-grows as in a run, so that some of the tables are made anew. Beside each figure the profile's own time of a step of that
+`drafting/planner.py` makes the choice from a step's proposals: each token's probability, the table of step times with
+its correction, and the cut. Beside it stand the lists for vLLM, which every drafter has to make. Its context grows as
+in a run, so that some of the tables are made anew. Each figure stands beside the profile's own time of a step of that
 size, with as many draft tokens as were taken.
 """
 
@@ -36,7 +36,7 @@ CALLS = 20_000
 
 
 def microseconds(call: Callable[[], object], calls: int = CALLS) -> float:
-    """Of a call; the median of nine rounds."""
+    """Return the microseconds of a call; the median of nine rounds."""
     rounds = []
     for _ in range(9):
         began = time.perf_counter()
@@ -60,8 +60,10 @@ def answers(model: StepModel) -> tuple[float, float]:
 
 
 def choices(model: StepModel, samples: int) -> tuple[list[float], float, float]:
-    """Microseconds of each of STEPS choices for so many samples, those of their lists (median), and the profile's
-    milliseconds of such a step."""
+    """Return the microseconds of each of STEPS choices for `samples` samples, and of their lists (median).
+
+    The third value is the profile's milliseconds of such a step.
+    """
     planner = DraftPlanner(Predictor(model), SOURCES)
     chance = np.random.default_rng(0)
     lengths = chance.integers(0, PROPOSED + 1, samples)

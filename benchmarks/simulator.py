@@ -1,22 +1,25 @@
-"""How far is a simulated run from the real one? Measured: real runs on this machine, replayed with its own profile.
+"""Error of a simulated run against the real one. Measured: real runs on this machine, replayed with its own profile.
 
     python benchmarks/simulator.py --work FOLDER [--parts N] [--out simulator.json]
     python benchmarks/simulator.py --profile PROFILE ... --runs DIRECTORY ... [--out simulator.json]
 
-Makes profiles (`rhyme profile --sparse` of the embedded model: an engine alone, and with one and two others beside
-it), then real runs with two and three engines, with and without drafts, and replays each as `rhyme simulate --from-run`
-does: the same lengths, engines and trainer's speed, and how each sample drafted. Beside each other: every rollout
-stage's seconds, and the share of the stages in which engines had nothing to run.
+Makes profiles (`rhyme profile --sparse` of the embedded model): an engine alone, and with one and two others beside it.
+Then it makes real runs with two and three engines, with and without drafts, and replays each as `rhyme simulate
+--from-run` does. The replay has the same lengths, engines and trainer's speed, and each sample's drafts. The benchmark
+compares every rollout stage's seconds, and the share of the stages in which engines had nothing to run.
 
-Each run is simulated in three ways (simulation/recorded_run.py): by the profile alone; as a forecast, where a step is
-as slow beside the profile as the steps before it were; and with each step's own speed.
+Each run is simulated in three ways (simulation/recorded_run.py):
 
-Then such runs again, *paced*: real engines whose every step is stretched to PACE times the profile of an engine alone
-(--emulate.profile), so that neither the machine's speed of the moment nor who shares its cores shows. What is then
-still wrong is wrong in the simulator.
+- by the profile alone;
+- as a forecast, where a step is as slow beside the profile as the steps before it were;
+- with each step's own speed.
 
-Profiles and runs are kept in FOLDER, and what is there is not made again; `--parts` makes at most so many of the
-missing ones, for a machine that cannot be had for half an hour at a stretch.
+Then such runs again, *paced*: every step of real engines is stretched to PACE times the profile of an engine alone
+(--emulate.profile). So neither the machine's present speed nor other users of its cores show. All remaining error is
+the simulator's.
+
+Profiles and runs are kept in FOLDER, and existing ones are not made again. `--parts` limits how many are made in one
+call, for a machine that is not free for half an hour at a stretch.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ PACED = "paced"
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A profile with so many engines `beside`, or a run with so many `engines`."""
+    """A profile with `beside` other engines, or a run with `engines` engines."""
 
     path: Path
     beside: int | None = None
@@ -68,7 +71,7 @@ class Part:
 
 
 def parts(folder: Path) -> Iterator[Part]:
-    """What is made, in order: a run soon after its profile, since the machine changes over the hour."""
+    """Return the parts, in order: a run soon after its profile, since the machine changes over the hour."""
     alone, paced = folder / "beside-0.json", folder / "paced.json"
     yield Part(alone, beside=0)
     for engines in ENGINES:
@@ -83,7 +86,7 @@ def parts(folder: Path) -> Iterator[Part]:
 
 
 def make(part: Part, folder: Path) -> None:
-    """One profile or run; what an interrupted one left is thrown away."""
+    """Make one profile or run; discard the files of an interrupted attempt."""
     if part.beside is not None:
         rhyme("profile", "--sparse", "--beside", str(part.beside), "--out", str(part.path))
         return
@@ -102,7 +105,7 @@ def make(part: Part, folder: Path) -> None:
 
 
 def slower(profile: Profile) -> Profile:
-    """Of a machine on which everything takes PACE times as long."""
+    """Return the profile of a machine on which everything takes PACE times as long."""
     return dataclasses.replace(
         profile,
         steps=tuple(dataclasses.replace(point, seconds=PACE * point.seconds) for point in profile.steps),
@@ -112,7 +115,7 @@ def slower(profile: Profile) -> Profile:
 
 
 def replayed(directory: Path, profiles: Sequence[Path]) -> dict[str, Any]:
-    """One run against its replays; printed, too."""
+    """Return one run against its replays; printed, too."""
     run = read_run(directory, Cluster(), Features())
     found = replay(run, *engine_kinds.load_all([str(path) for path in profiles]))
     print(f"\n{directory.name}: {run.cluster.engines} engines, drafts {run.features.speculation}")
@@ -141,7 +144,7 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, help="profiles and runs are kept here")
-    parser.add_argument("--parts", type=int, help="make at most so many of those that are missing")
+    parser.add_argument("--parts", type=int, help="make at most this many of the missing ones")
     parser.add_argument("--profile", type=Path, action="append", help="one that is there already; again for another")
     parser.add_argument("--runs", type=Path, nargs="*", default=[], help="run directories to replay, without --work")
     parser.add_argument("--out", type=Path, default=Path("simulator.json"))

@@ -1,10 +1,10 @@
-"""How long does a simulation itself take, and how much memory? Measured, one core.
+"""Time and memory of a simulation itself. Measured, one core.
 
     python benchmarks/simulator_speed.py [--only NAME ...] [--out simulator_speed.json]
 
 Responses of up to 16K tokens (preset pat-deepscaler, profile pat-a40 at TP 2, KV cache as there), 64 samples an engine
-and step. Each case runs in a process of its own, whose peak resident memory is reported; drawing the lengths is in the
-time.
+and step. Each case runs in a process of its own, whose peak resident memory is reported. The time includes drawing the
+lengths.
 """
 
 from __future__ import annotations

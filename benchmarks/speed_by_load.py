@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=LOADS, help="samples that run at once")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="at most, of each sample")
-    parser.add_argument("--seconds", type=float, default=3600, help="no load is begun after so many")
+    parser.add_argument("--seconds", type=float, default=3600, help="no load begins after this time")
     parser.add_argument("--out", type=Path, default=Path("speed_by_load.json"))
     parser.add_argument("options", nargs="*", help="options of rhyme train, after --")
     chosen = parser.parse_args()

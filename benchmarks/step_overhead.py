@@ -1,15 +1,15 @@
-"""What all that surrounds the forward pass costs a decode step in the engine: vLLM's scheduler, and ours on top of it.
+"""Cost of everything around the forward pass of a decode step: vLLM's scheduler, and ours on top of it.
 
     python benchmarks/step_overhead.py --running 16 64 256 --against CHECKOUT --out step_overhead.json
 
-Measured: vLLM's real scheduler with our plug-ins (engine/scheduler.py), fed what a model runner would return: the
-recorded run of benchmarks/data says what each sample answers, so drafts are accepted as there, but no model computes.
-So a step is what the engine core does besides the forward pass, in microseconds: `schedule`, `update_from_output` and
-`update_draft_token_ids`. Between two of these calls MODEL_BYTES of memory are read, as a forward pass does, so that the
-caches hold what they would in a run.
+Measured: vLLM's real scheduler with our plug-ins (engine/scheduler.py), fed with the output of an imagined model
+runner. The recorded run of benchmarks/data gives each sample's response, so drafts are accepted like there, but no
+model computes. So a step is the engine core's work beside the forward pass, in microseconds: `schedule`,
+`update_from_output` and `update_draft_token_ids`. Between two of these calls MODEL_BYTES of memory are read, as a
+forward pass does, so that the caches hold what they would in a run.
 
 Arms: "vllm" (its scheduler, no drafts), "metered" (ours, speculation off), "rules" (drafts by the fixed rules),
-"planned" (drafts cut by a profile's step times, as a run does). Each arm is measured in processes of its own, in turn;
+"planned" (drafts cut by a profile's step times, as a run does). Each arm is measured in processes of its own, in turn.
 `--against` adds the same arms of another checkout of the repository. Samples are kept running by starting the next one
 for each that finishes.
 """
@@ -44,7 +44,7 @@ END = 0
 
 
 def profile_text() -> str:
-    """A profile of such steps."""
+    """Return a profile of such steps."""
     from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject, to_text
 
     points = tuple(
@@ -71,7 +71,7 @@ def profile_text() -> str:
 
 
 def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: Any = None) -> Any:
-    """vLLM's scheduler as the arm has it, for so many samples of at most `length` tokens, and DraftingSettings."""
+    """Return the arm's scheduler, for this many samples of at most `length` tokens, and its DraftingSettings."""
     os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
     import torch
     import vllm
@@ -142,7 +142,7 @@ class Load:
         self._next = 0
 
     def sample(self) -> tuple[str, list[int], list[int]]:
-        """The next one: its prompt's key, its prompt, its response."""
+        """Return the next sample: its prompt's key, its prompt, its response."""
         self._next += 1
         return self._samples[(self._next - 1) % len(self._samples)]
 
@@ -194,7 +194,7 @@ class Run:
         self.scheduler.add_request(Request(name, prompt, parameters, None, cache_salt=key, block_hasher=self.hasher))
 
     def output(self, scheduled: Any) -> Any:
-        """What the model runner would return."""
+        """Return the output that the model runner would return."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         names = list(scheduled.num_scheduled_tokens)
@@ -216,7 +216,7 @@ class Run:
         return ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, sampled)
 
     def step(self) -> None:
-        """One step, timed."""
+        """Time one step."""
         from vllm.v1.outputs import DraftTokenIds
 
         clock = time.perf_counter
@@ -255,12 +255,12 @@ class Run:
 
 
 def one(arm: str, running: int, steps: int) -> None:
-    """The measuring process."""
+    """Run the measuring process."""
     print("RESULT " + json.dumps(Run(arm, running).measure(steps)))
 
 
 def measured(checkout: Path, arm: str, running: int, steps: int) -> dict[str, float]:
-    """The same in a process of its own, with the package of `checkout`."""
+    """Measure in a process of its own, with the package of `checkout`."""
     # -P: what the benchmarks share comes from the checkout too, not from beside this file.
     command = [sys.executable, "-P", __file__, "--one", arm, "--running", str(running), "--steps", str(steps)]
     paths = os.pathsep.join([str(checkout), str(checkout / "benchmarks")])

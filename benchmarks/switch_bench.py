@@ -48,7 +48,7 @@ class Switcher(TpSwitcher):
     allowed = 0
 
     def longest_allowed(self, samples: Any) -> int:
-        """As in a run: more than any sample needs."""
+        """Return more tokens than any sample needs, as in a run."""
         return self.allowed
 
 
@@ -82,11 +82,11 @@ class Stage:
         self._interval_s = asked.status_s if asked.enable else 0.0
 
     async def move(self, sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
-        """As the samples' home."""
+        """Move a sample, like the samples' home."""
         return await self.mover.move(self.keeper.sample(str(sample)), destination, cause, convoy=convoy)
 
     async def watch(self) -> None:
-        """As the samples' home."""
+        """Watch the engines, like the samples' home."""
         while self._interval_s:
             await asyncio.sleep(self._interval_s)
             await self.reports.hear()

@@ -1,14 +1,16 @@
-"""How good are decisions on when to go on with more tensor parallelism? Recorded stages, replayed offline.
+"""Quality of decisions on when to go on with more tensor parallelism. Recorded stages, replayed offline.
 
     python benchmarks/switch_decisions.py                                  # the recorded runs beside this file
     python benchmarks/switch_decisions.py --runs RUN_DIRECTORY ... --stretch 1
     python benchmarks/switch_decisions.py --profiles tp1.json tp2.json --devices 2
 
-A stage is a recorded step whose prompts were seen before: how long its responses were, and what the policy knows, how
-long the same prompts' last responses were. Engines are given prompts as in a run, and go on as their profile says (by
-default the two that are derived from what PAT prints of eight A40: four engines of TP 2, one of TP 8). The policy is
-asked as often as in a run. Beside it: staying, and the best single switch of all, found by trying every moment at which
-a sample ends or the policy could have been asked. Lengths can be stretched: those recorded are of a task of 512 tokens.
+A stage is a recorded step whose prompts were seen before. It holds the lengths of its responses, and the policy's
+knowledge: the lengths of the same prompts' last responses. Engines are given prompts as in a run, and their steps take
+the times of their profile. The default profiles are the two derived from PAT's print of eight A40: four engines of TP
+2, one of TP 8. The policy decides as often as in a run.
+
+Its peers are staying, and the best single switch of all. The best one is found by trying every moment at which a sample
+ends or the policy could have decided. Lengths can be stretched, because the recorded task has at most 512 tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from replay import read_trace
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.scheduling.stage_course import Layout, Unfinished
 from rhyme_openrlhf.scheduling.step_plan import assign
 from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS, SwitchCost, decide, in_turn
@@ -39,7 +42,8 @@ from rhyme_openrlhf.simulation.trace import read_trace as read_lengths
 DATA = Path(__file__).parent / "data"
 RECORDED = ("embedded-4-epochs", "embedded-6-epochs", "embedded-6-epochs-seed-3")
 PROMPT_TOKENS = 32
-# Step times are linear in the context between profiled points: so many looks a stretch of equally many samples.
+# Step times are linear in the context between profiled points, so this many evaluations suffice for a stretch with one
+# number of samples.
 LOOKS = 9
 RULES = (BY_HISTORY, BY_MAXIMUM)
 
@@ -58,7 +62,7 @@ Stage = list[Response]
 
 
 def dealt(stage: Stage, engines: int) -> list[Stage]:
-    """What each engine is given: prompts as a run deals them out, by their last responses."""
+    """Return each engine's prompts, dealt out as in a run, by their last responses."""
     prompts = {one.prompt: one.earlier for one in stage}
     means = [statistics.fmean(earlier) if earlier else None for earlier in prompts.values()]
     chosen = dict(zip(prompts, assign(means, [0.0] * engines), strict=True))
@@ -66,7 +70,7 @@ def dealt(stage: Stage, engines: int) -> list[Stage]:
 
 
 def steps_seconds(model: StepModel, contexts: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float64]:
-    """When an engine that runs samples of these contexts, each for so many tokens more, ends each of its steps.
+    """Return the end of each step of an engine whose samples have these contexts and this many tokens to come.
 
     The first entry, 0, is its beginning.
     """
@@ -87,7 +91,7 @@ class Replay:
     def __init__(self, engines: Sequence[Stage], profiles: tuple[Profile, Profile], tails: int, each_s: float) -> None:
         """`engines`: what each aligned engine is given; `tails`: engines of the tail layout."""
         # As a run takes it before it has made a switch.
-        self.cost = SwitchCost(each_s).seconds
+        self.cost = SwitchCost(each_s).between([TransferModel(profile) for profile in profiles])
         sizes = [profile.subject.tensor_parallel_size for profile in profiles]
         self._models = [StepModel(profile) for profile in profiles]
         self._tails = tails
@@ -103,16 +107,16 @@ class Replay:
 
     @property
     def seconds(self) -> float:
-        """Of the stage when nothing is switched."""
+        """Return the seconds of the stage without a switch."""
         return max(float(clock[-1]) for clock in self._clocks)
 
     def ends(self) -> list[float]:
-        """When samples end, if nothing is switched."""
+        """Return the times at which samples end without a switch."""
         both = zip(self._engines, self._clocks, strict=True)
         return sorted({float(clock[one.length]) for own, clock in both for one in own})
 
     def unfinished(self, moment: float) -> tuple[list[Unfinished], list[int], list[int]]:
-        """At that moment: what the policy sees, what each sample really still has to come, the engine it is on."""
+        """Return the policy's view at that moment, each sample's real remainder, and the engine it is on."""
         seen, rest, engines = [], [], []
         for engine, (own, clock) in enumerate(zip(self._engines, self._clocks, strict=True)):
             done = bisect_right(clock, moment) - 1
@@ -135,10 +139,10 @@ class Replay:
             for own in tails
             if own
         ]
-        return moment + self.cost(0, 1, rest) + float(max(took))
+        return moment + self.cost(0, 1, [sample.context for sample in seen]) + float(max(took))
 
     def asked(self, interval_s: float) -> list[float]:
-        """When a run looks."""
+        """Return the times at which a run decides."""
         return list(np.arange(interval_s, self.seconds, interval_s))
 
     def policy(self, rule: str, longest: int, interval_s: float) -> tuple[float, int]:
@@ -163,7 +167,7 @@ def recorded(name: str) -> list[list[tuple[str, int, list[int]]]]:
 
 
 def of_run(directory: Path) -> list[list[tuple[str, int, list[int]]]]:
-    """The same of a run directory's `lengths.jsonl`."""
+    """Return the same of a run directory's `lengths.jsonl`."""
     return [
         [(str(one.prompt), one.prompt_tokens, list(one.lengths)) for one in step.prompts]
         for step in read_lengths(directory / "lengths.jsonl").steps

@@ -1,18 +1,20 @@
-"""What does going on with more tensor parallelism gain in the tail? Real engines, on this machine's clock or another's.
+"""Gain of going on with more tensor parallelism in the tail. Real engines, on this machine's clock or another's.
 
     python benchmarks/tp_switch.py --out tp-switch.json                   # long-tailed lengths, and uniform ones
     python benchmarks/tp_switch.py --layers 12 --hidden 768 --repeats 4   # another size of model
     python benchmarks/tp_switch.py --paced pat-a40 --slower 4 --samples 128 --longest 300 --loads pat uniform
 
 Measured: two engines of one core each, and one of tensor parallelism two over both cores, all started once. The
-weights are random: only times are measured. Paced (emulated): engines of the embedded model whose steps take what the
-profiles of two sizes say, `--slower` times as long, so that this machine keeps up: as many of the smaller size as 8
-devices have, and of the larger; by how much steps came late is counted.
+weights are random, because only times are measured.
 
-Every sample is exactly as long as its place in the load says, in every arm; what the policy knows is how long the same
-prompt was answered `before`, which is off by up to a quarter either way. Arms are interleaved: without switches, with
-the policy, and `oracle`: one switch at the number of samples left that is best by the step times when every length is
-known.
+Paced (emulated): engines of the embedded model whose steps take the times of the profiles of two sizes, stretched by
+`--slower`, so that this machine keeps up. There are as many engines of each size as 8 devices have. The lateness of
+steps is counted.
+
+Every sample is exactly as long as its place in the load says, in every arm. The policy knows the length of the same
+prompt's response `before`, which is off by up to a quarter either way. Arms are interleaved: without switches, with the
+policy, and `oracle`. The oracle knows every length and switches once, at the best number of samples left by the step
+times.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Machine:
 
 
 def make_model(folder: Path, layers: int, hidden: int) -> int:
-    """A model of the embedded one's kind with random weights; returns how many it has."""
+    """Make a model of the embedded one's kind with random weights; return its number of parameters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -81,7 +83,7 @@ def make_model(folder: Path, layers: int, hidden: int) -> int:
 
 
 def settings(kv_mb: int, pace: str = "") -> RhymeSettings:
-    """No drafts, so that each sample is as long in steps as in tokens."""
+    """Return settings without drafts, so that each sample is as long in steps as in tokens."""
     return dataclasses.replace(
         RhymeSettings(),
         histospec=HistoSpecSettings(own_output=False, siblings=False),
@@ -92,7 +94,7 @@ def settings(kv_mb: int, pace: str = "") -> RhymeSettings:
 
 
 def measured(folder: Path, options: argparse.Namespace) -> Machine:
-    """Two engines of one core and one of both."""
+    """Return two engines of one core and one of both."""
     (folder / "model").mkdir()
     weights = make_model(folder / "model", options.layers, options.hidden)
     print(f"{weights / 1e6:.0f} M random weights", flush=True)
@@ -105,7 +107,7 @@ def measured(folder: Path, options: argparse.Namespace) -> Machine:
 
 
 def paced(folder: Path, options: argparse.Namespace) -> Machine:
-    """As many engines as 8 devices have, each on the clock of its size."""
+    """Return as many engines as 8 devices have, each on the clock of its size."""
     given = load(options.paced)
     sizes = sorted(given)
     plan = LayoutPlan(DEVICES // sizes[0], sizes[0], (Tail(DEVICES // sizes[1], sizes[1]),))
@@ -124,7 +126,7 @@ def paced(folder: Path, options: argparse.Namespace) -> Machine:
 
 
 def slowed(profile: Profile, factor: float) -> Profile:
-    """Everything takes so many times as long."""
+    """Return the profile with every time multiplied by `slower`."""
     return dataclasses.replace(
         profile,
         steps=tuple(dataclasses.replace(point, seconds=factor * point.seconds) for point in profile.steps),
@@ -177,12 +179,12 @@ def best_left(machine: Machine, of: list[int]) -> int:
 
 
 async def late_seconds(machine: Machine) -> list[float]:
-    """By how much each engine's steps took longer than its pace so far."""
+    """Return by how much each engine's steps took longer than its pace so far."""
     return [float(await engine.scheduler("late_seconds")) for engine in machine.engines]
 
 
 def repeat_load(machine: Machine, folder: Path, kind: str, repeat: int, options: argparse.Namespace) -> list[Any]:
-    """All arms of one load, with the same samples."""
+    """Run all arms of one load, with the same samples."""
     from vllm import SamplingParams
 
     chance = random.Random(1000 * repeat + LOADS.index(kind))
@@ -212,7 +214,7 @@ def repeat_load(machine: Machine, folder: Path, kind: str, repeat: int, options:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All arms of all loads, interleaved."""
+    """Measure all arms of all loads, interleaved."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rhyme-benchmark-") as name:
         folder = Path(name)
@@ -266,7 +268,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=["tail", "uniform"])
     parser.add_argument("--paced", nargs="+", default=[], help="profiles of two sizes, or a shipped name")
     parser.add_argument(
-        "--slower", type=float, default=1.0, help="with --paced: every step takes so many times as long"
+        "--slower", type=float, default=1.0, help="with --paced: every step takes longer by this factor"
     )
     options = parser.parse_args()
     kind = "emulated" if options.paced else "measured"

@@ -1,9 +1,12 @@
 """Turns of several arms at the same work: their speeds, and one arm's against another's with an interval.
 
-A repeat is the work of one load in parts; at each part every arm has a turn, in another order each time. There are two
-figures of the same turns. By the means of all turns, what disturbs the machine counts in full: on a machine that is
-slowed tenfold for seconds now and then, no number of repeats makes that figure settle. By the median turn of each part
-it does: every part of the work counts as long as its usual turn takes, in all arms alike.
+A repeat is the work of one load in parts. At each part every arm has a turn, in another order each time. There are two
+figures of the same turns:
+
+- By the means of all turns, disturbances of the machine count in full. On a machine that is slowed tenfold for seconds
+  now and then, no number of repeats makes that figure settle.
+- By the median turn of each part, the figure settles: every part of the work counts as long as its usual turn takes, in
+  all arms alike.
 
 Intervals are by resampling whole repeats, of both arms the same ones, because neighbours met the same machine.
 """
@@ -19,7 +22,7 @@ RESAMPLES = 1000
 
 
 class Turn(NamedTuple):
-    """What an arm did in a turn."""
+    """An arm's tokens and seconds in a turn."""
 
     tokens: int
     seconds: float
@@ -36,7 +39,7 @@ def usual_speed(repeats: Repeats) -> float:
 
 
 def quickest_speed(repeats: Repeats) -> float:
-    """The same of each part's quickest turn: what few repeats say of a machine that nothing disturbs."""
+    """Return the speed by each part's quickest turn: the best estimate of an undisturbed machine from few repeats."""
     return _speed(repeats, min)
 
 
@@ -64,7 +67,7 @@ class Ratio(NamedTuple):
 
 
 def ratio(pairs: Sequence[tuple[Repeats, Repeats]], speed: Speed) -> Ratio:
-    """The first arm of each pair against the second, as the geometric mean over the pairs.
+    """Return the first arm of each pair against the second, as the geometric mean over the pairs.
 
     The repeats of a pair were measured together. One repeat has no interval: it is not a number.
     """

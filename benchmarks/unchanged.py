@@ -1,10 +1,14 @@
-"""OpenRLHF unchanged, as far as this machine allows: what our runs are compared with and measured against.
+"""OpenRLHF unchanged, as far as this machine allows: the peer that our runs are compared with.
 
     python benchmarks/unchanged.py STATUS_FILE [options of rhyme train; of ours only --run.* and --cpu.*]
 
-Runs OpenRLHF's own actors. Added are only the seeding shim (so that both sides sample the same tokens), one JSON line
-of upstream's own status per step in STATUS_FILE, and, without a GPU, the platform's shims with the gloo weight sync.
-No history, no speculation, no weight buffer, no run record.
+Runs OpenRLHF's own actors. Added are only:
+
+- the seeding shim, so that both sides sample the same tokens;
+- one JSON line of upstream's own status per step in STATUS_FILE;
+- without a GPU, the platform's shims with the gloo weight sync.
+
+There is no history, no speculation, no weight buffer and no run record.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ class UnchangedPPOTrainer(PlainPPOTrainer):
         super().__init__(pretrain, strategy, *args, **kwargs)
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
-        """One step, as upstream, on samples in an order that does not depend on timing."""
+        """Train one step, as upstream, on samples in an order that does not depend on timing."""
         if self._reproducible:
             rollout_samples = in_prompt_order(rollout_samples)
         tokens = sum(int(sample.response_length.item()) for sample in rollout_samples)
@@ -71,7 +75,7 @@ class UnchangedPPOTrainer(PlainPPOTrainer):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
-        """As upstream; by now the status also holds the generation's time."""
+        """Save, as upstream; by now the status also holds the generation's time."""
         numbers = {key: value for key, value in (logs_dict or {}).items() if isinstance(value, (int, float))}
         with open(self._status_file, "a") as file:
             file.write(json.dumps(numbers | self._written) + "\n")

@@ -1,4 +1,4 @@
-"""How fast weights get from the policy to an engine through the weight buffer, beside the machine's own memcpy.
+"""Speed of weights from the policy to an engine through the weight buffer, beside the machine's own memcpy.
 
     python benchmarks/weights.py --gb 4 --out weights.json
 
@@ -40,7 +40,7 @@ MODELS = ((8, 1), (32, 2), (70, 4))
 
 
 def layers(nbytes: int) -> torch.nn.Module:
-    """A model of so many bytes."""
+    """Yield the layers of a model of this many bytes."""
     count = max(1, nbytes // LAYER_BYTES)
     return torch.nn.ParameterDict(
         {f"layer_{i}": torch.nn.Parameter(torch.full((LAYER_BYTES // 4,), float(i))) for i in range(count)}

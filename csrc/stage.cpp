@@ -349,6 +349,9 @@ Wholes scenarios_of(const Wholes& generated, const Wholes& history, const Wholes
             Whole rest = 1;
             if (now < longest_allowed && first != end) {
                 rest = first[static_cast<Count>(quantile * static_cast<double>(end - first))] - now;
+            } else if (now < longest_allowed && begin_of[number] == begin_of[number + 1]) {
+                // Nothing is known: all lengths up to the longest are equally likely.
+                rest = static_cast<Whole>(quantile * static_cast<double>(longest_allowed - now));
             } else if (now < longest_allowed) {
                 // A Pareto law from here on, cut off at the longest: quantiles of P(L > l) = least / l.
                 const auto least = static_cast<double>(std::max<Whole>(now, 1));

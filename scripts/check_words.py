@@ -49,24 +49,13 @@ TERMS = (
 RULES = ("opening", "word", "long", "term")
 # Folders whose text is not in plain words yet, with their findings: these may not grow.
 NOT_YET: dict[str, int] = {
-    "api": 1,
-    "benchmarks": 232,
-    "rhyme_openrlhf": 12,
-    "rhyme_openrlhf/cli": 71,
     "rhyme_openrlhf/drafting": 4,
-    "rhyme_openrlhf/embedded": 17,
-    "rhyme_openrlhf/engine": 117,
-    "rhyme_openrlhf/history": 56,
+    "rhyme_openrlhf/history": 54,
     "rhyme_openrlhf/latency": 82,
-    "rhyme_openrlhf/moves": 75,
-    "rhyme_openrlhf/platform": 25,
-    "rhyme_openrlhf/scheduling": 148,
-    "rhyme_openrlhf/settings": 42,
+    "rhyme_openrlhf/scheduling": 127,
+    "rhyme_openrlhf/settings": 4,
     "rhyme_openrlhf/simulation": 130,
     "rhyme_openrlhf/training": 1,
-    "rhyme_openrlhf/verify": 68,
-    "rhyme_openrlhf/weights": 6,
-    "scripts": 83,
 }
 WORDS_PAGE = "docs/architecture.md"
 # Calls whose strings users read, and keywords of calls that do so everywhere.
@@ -92,7 +81,8 @@ def of_python(file: str, source: str) -> Iterator[Finding]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        text = ast.get_docstring(node)
+        # Indented lines show code.
+        text = re.sub(r"(?m)^ {4,}.*$", "", ast.get_docstring(node) or "")
         if not text:
             continue
         line = node.body[0].lineno

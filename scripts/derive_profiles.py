@@ -14,6 +14,7 @@ once.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import rhyme_openrlhf.simulation
@@ -79,6 +80,7 @@ def derive(size: int) -> Profile:
 
 def main() -> None:
     """Write them all."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     FOLDER.mkdir(exist_ok=True)
     for size in STEP_SECONDS:
         profiles.write(derive(size), FOLDER / f"pat-a40-tp{size}.json")

@@ -9,6 +9,7 @@ reader's light or dark scheme. `tests/scripts/test_draw_figures.py` compares the
 
 from __future__ import annotations
 
+import argparse
 import ast
 from collections.abc import Callable
 from html import escape
@@ -393,6 +394,7 @@ IDEAS = {
     "run": "a run's life",
     "simulation": "simulated engines",
     "verify": "checks on site",
+    "client": "the service's client",
     "api": "control plane",
     "webui": "dashboard",
     "cli": "thin commands",
@@ -448,5 +450,11 @@ def write(folder: Path) -> None:
         (folder / f"{name}.svg").write_text(draw(), encoding="utf-8")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write every figure of the documentation."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     write(FOLDER)
+
+
+if __name__ == "__main__":
+    main()

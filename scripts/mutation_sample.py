@@ -30,6 +30,7 @@ ROOMS = ("scheduling", "latency", "drafting")
 LEFT_OUT = "core/ReplaceBinaryOperator_BitOr_"
 # A change can make a loop endless.
 TIMEOUT_S = 240
+PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider")
 
 
 def tests_of(module: str) -> tuple[str, str]:
@@ -48,20 +49,20 @@ def notices(tree: Path) -> int:
     changed = subprocess.run(
         ["git", "diff", "--name-only", "--", "rhyme_openrlhf"], cwd=tree, capture_output=True, text=True, check=True
     ).stdout.split()
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
     for tests in (tests for module in changed for tests in tests_of(module)):
-        if (tree / tests).exists() and (code := subprocess.run([*pytest, tests], cwd=tree).returncode):
+        if (tree / tests).exists() and (code := subprocess.run([*PYTEST, tests], cwd=tree).returncode):
             return code
     return 0
 
 
 @contextmanager
 def copied_tree() -> Iterator[Path]:
-    """Check the last commit out beside the working tree, with the compiled core; remove it at the end."""
+    """Check the last commit out beside the working tree, with the compiled cores; remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="rhyme-mutants-") as folder:
         tree = Path(folder) / "tree"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree)], cwd=ROOT, check=True)
-        for core in (ROOT / "rhyme_openrlhf").glob("_drafting*.so"):
+        # Those of drafts and of decisions on TP switches.
+        for core in (ROOT / "rhyme_openrlhf").glob("_*.so"):
             shutil.copy(core, tree / "rhyme_openrlhf")
         try:
             yield tree
@@ -128,6 +129,8 @@ def main() -> None:
             f'test-command = {json.dumps(command)}\n[cosmic-ray.distributor]\nname = "local"\n'
         )
         os.environ["PYTHONPATH"] = str(tree)
+        if subprocess.run([*PYTEST, *(f"tests/{room}" for room in options.rooms)], cwd=tree).returncode:
+            sys.exit("mutation_sample: tests fail without any change, so they would seem to notice every change")
         subprocess.run(["cosmic-ray", "init", str(config), str(session)], cwd=tree, check=True)
         possible = keep_sample(session, options.mutants, options.seed)
         subprocess.run(["cosmic-ray", "exec", str(config), str(session)], cwd=tree, check=True)

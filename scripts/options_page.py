@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import sys
 from pathlib import Path
 
 from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
@@ -52,8 +52,15 @@ def page() -> str:
     return "\n".join(parts)
 
 
-if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
+def main() -> None:
+    """Write the page, or print it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name} instead of printing it")
+    if parser.parse_args().write:
         PAGE.write_text(page())
     else:
         print(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from rhyme_openrlhf.cli.runs.client import exchange
+from rhyme_openrlhf.client import exchange
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Recorded, RunFinished

@@ -192,7 +192,7 @@ def report_run(database: Any, recorded: Path, now: float) -> str:
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[str]:
     """`rhyme serve` over the store of `folder`; gives a link that signs in as often as it is followed."""
-    from rhyme_openrlhf.cli.runs.client import exchange
+    from rhyme_openrlhf.client import exchange
 
     command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "serve", "--serve.port", "0", *options]
     command += ["--serve.data_dir", str(folder), "--serve.roots", str(folder)]

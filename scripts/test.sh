@@ -121,7 +121,7 @@ trap 'rm -f "$TYPES" ${SERVER_LOG:+"$SERVER_LOG"}' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
 # Importing vLLM and DeepSpeed in each pytest process takes a tenth of the time: the other rooms are for --changed.
-QUICK=(tests/{api,benchmarks,cli,docs,drafting,history,latency,scheduling,scripts,settings,simulation,telemetry,verify,webui})
+QUICK=(tests/{api,benchmarks,cli,docs,drafting,history,latency,oracles,scheduling,scripts,settings,simulation,telemetry,verify,webui})
 QUICK+=(tests/test_*.py --ignore tests/benchmarks/test_gpu_arguments.py --ignore tests/verify/test_engines.py)
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python"
 case ${1-} in

@@ -210,6 +210,7 @@ ROOMS = (
     "run",
     "simulation",
     "verify",
+    "client",
     "api",
     "webui",
     "cli",

@@ -1,19 +1,12 @@
-"""Entity tags of what people edit, so that an edit can be refused if somebody else was faster (RFC 9110, If-Match).
-
-A tag names the state of the edited fields alone. A run's reported figures change all the time, and do not change its
-tag.
-"""
+"""Edits with If-Match (RFC 9110): refused if another edit was faster. `read/run_json.py` makes the entity tags."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Annotated, Any
 
 from fastapi import Header
 
 from rhyme_openrlhf.api.http.problems import ProblemError
-from rhyme_openrlhf.api.read.run_json import RunDetail
 
 IfMatch = Annotated[
     str | None,
@@ -25,17 +18,6 @@ IfMatch = Annotated[
 ]
 # Entries of `responses` of operations that send or check tags.
 TAGGED: dict[str, Any] = {"headers": {"ETag": {"schema": {"type": "string"}, "description": "For If-Match."}}}
-
-
-def entity_tag(*edited: Any) -> str:
-    """Return the tag of these values."""
-    text = json.dumps(edited, sort_keys=True, ensure_ascii=True)
-    return f'"{hashlib.sha256(text.encode()).hexdigest()[:20]}"'
-
-
-def run_tag(run: RunDetail) -> str:
-    """Return the tag of a run's name, notes, tags, experiment, and whether it is archived."""
-    return entity_tag(run.name, run.notes, run.tags, run.experiment, run.archived_at is not None)
 
 
 def require_match(if_match: str | None, tag: str) -> None:

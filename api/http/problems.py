@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from rhyme_openrlhf.api.http.security_headers import SECURITY_HEADERS
 from rhyme_openrlhf.api.read.pagination import CursorError
+from rhyme_openrlhf.api.read.run_query import QueryError
 from rhyme_openrlhf.api.store.database import BusyError
 from rhyme_openrlhf.api.store.lookup import NotFoundError
 
@@ -41,7 +42,7 @@ Code = Literal[
     "changed_meanwhile",
     "body_too_large",
     "unsupported_media_type",
-    "invalid_request", "unknown_parameter", "invalid_run", "invalid_event", "import_refused",
+    "invalid_request", "unknown_parameter", "invalid_filter", "invalid_run", "invalid_event", "import_refused",
     "too_many_requests",
     "internal_error",
     "unavailable", "database_unavailable", "cluster_unreachable",
@@ -181,6 +182,10 @@ def install(app: FastAPI) -> None:
         fields = [FieldError(field="query.cursor", message=str(error))]
         return problem_response(422, "the request is not valid", None, fields)
 
+    async def on_query(request: Request, error: Exception) -> JSONResponse:
+        fields = [FieldError(field="query.filter", message=_readable(str(error)))]
+        return problem_response(422, "the filter is not valid", "invalid_filter", fields)
+
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         return problem_response(error.status_code, str(error.detail), headers=error.headers)
@@ -207,6 +212,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, on_problem)
     app.add_exception_handler(NotFoundError, on_not_found)
     app.add_exception_handler(CursorError, on_cursor)
+    app.add_exception_handler(QueryError, on_query)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
     for away in (OperationalError, PoolTimeoutError, BusyError):
@@ -217,4 +223,8 @@ def install(app: FastAPI) -> None:
 def _where(location: Sequence[Any]) -> str:
     # The location may contain a key that the client made up. It is cut, because no name of ours is that long. Lone
     # surrogates, which JSON can write and UTF-8 cannot, are replaced.
-    return ".".join(str(part)[:100] for part in location).encode("utf-8", "replace").decode("utf-8")
+    return _readable(".".join(str(part)[:100] for part in location))
+
+
+def _readable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

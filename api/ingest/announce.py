@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.json_values import TOO_DEEP, is_too_deep, storable
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
+from rhyme_openrlhf.api.store.parameters import keep_parameters
 from rhyme_openrlhf.api.store.status import ACTIVE
 from rhyme_openrlhf.telemetry.run_directory import strict
 
@@ -142,6 +143,7 @@ def announce(session: Session, announcement: Announcement, now: float, sender: S
         config = strict(dict(announcement.config))
         run.command, run.versions = config.pop("command", []), dict(config.pop("versions", {}))
         run.config = config
+        keep_parameters(session, run)
     session.flush()
     return attempt
 

@@ -27,6 +27,7 @@ from rhyme_openrlhf.api.launch.spec import Arguments, RunSpec, merged
 from rhyme_openrlhf.api.launch.spec_command import from_argv, to_argv
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.models import Attempt, Experiment, Run, RunTag
+from rhyme_openrlhf.api.store.parameters import keep_parameters
 from rhyme_openrlhf.api.store.status import ACTIVE
 from rhyme_openrlhf.settings.control import new_uid
 from rhyme_openrlhf.settings.options import Settings, option
@@ -176,7 +177,7 @@ def create_run(
         dropped_events=0,
     )
     session.add(run)
-    session.flush()
+    keep_parameters(session, run)
     _add_attempt(session, launching, run, [], request.now)
     return run
 

@@ -1,8 +1,4 @@
-"""Comparison of runs: figures, ratios to the first run, and differences between their records. Only reads.
-
-A run directory's config.json has OpenRLHF's namespace (`arguments`, including ours) and our checked settings
-(`settings`). This module shows each option once, as `group.name`. A run that has not started shows its spec.
-"""
+"""Comparison of runs: figures, ratios to the first run, and differences between their records. Only reads."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.parameters import flatten, settings_of
 from rhyme_openrlhf.api.store.record import Step
 from rhyme_openrlhf.api.store.step_figures import FIGURES
 
@@ -46,23 +43,6 @@ def differing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if any(name not in row or row[name] != rows[0].get(name) for row in rows)]
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """Return every recorded setting by its key, without machine and versions."""
-    config: Mapping[str, Any] = run.config
-    arguments, ours = config.get("arguments"), config.get("settings")
-    found: dict[str, Any] = {}
-    for part in (arguments, ours):
-        if isinstance(part, Mapping) and part:
-            found.update(flatten(part))
-    if not found and run.spec is not None:
-        found = {
-            f"{group}.{name}": value
-            for group, values in run.spec["arguments"].items()
-            for name, value in values.items()
-        }
-    return found
-
-
 def everything_of(run: Run) -> dict[str, Any]:
     """Return everything that a comparison shows: settings, machine, versions and commits."""
     found = settings_of(run)
@@ -70,13 +50,3 @@ def everything_of(run: Run) -> dict[str, Any]:
         if isinstance(part, Mapping) and part:
             found.update(flatten(part, name))
     return found
-
-
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return a nested configuration as dotted names; empty objects and lists are values."""
-    if not isinstance(config, dict) or not config:
-        return {prefix: config}
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat

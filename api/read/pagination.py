@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,12 +31,16 @@ class CursorError(ValueError):
 
 @dataclass(frozen=True)
 class Order:
-    """An order of rows. `name`: the client's name of the order; `key`: unique and never null."""
+    """An order of rows. `name`: the client's name of the order; `key`: unique and never null.
+
+    `kind`: the type of a computed column's values; None for a column of a table.
+    """
 
     name: str
-    column: Column
+    column: ColumnElement[Any] | Column
     key: Column
     direction: Direction = "asc"
+    kind: type | None = None
 
     def by(self) -> tuple[ColumnElement[Any], ...]:
         """Return the columns for `order_by`."""
@@ -51,12 +55,17 @@ class Order:
 
     @property
     def _nullable(self) -> bool:
-        return bool(self.column.property.columns[0].nullable)
+        return self.kind is not None or bool(self.column.property.columns[0].nullable)
 
-    def cursor(self, row: Any) -> str:
-        """Return the cursor after this row."""
-        values = [self.name, self.direction, getattr(row, self.column.key), getattr(row, self.key.key)]
-        return base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=")
+    def values(self, row: Any) -> tuple[Any, Any]:
+        """Return what a row of a table is ordered by."""
+        assert self.column.key is not None
+        return getattr(row, self.column.key), getattr(row, self.key.key)
+
+    def cursor(self, values: tuple[Any, Any]) -> str:
+        """Return the cursor after a row that is ordered by these values."""
+        content = [self.name, self.direction, *values]
+        return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
     def after(self, cursor: str) -> ColumnElement[bool]:
         """Return the condition for `where`: rows after the cursor. Raises CursorError for a cursor of another order."""
@@ -80,14 +89,14 @@ class Order:
         if not isinstance(values, list) or len(values) != 4 or values[:2] != [self.name, self.direction]:
             raise CursorError("is not a cursor of this list in this order")
         value, key = values[2:]
-        if not (value is None or _fits(value, self.column)) or not _fits(key, self.key):
+        kind = self.kind or self.column.type.python_type
+        if not (value is None or _fits(value, kind)) or not _fits(key, self.key.type.python_type):
             raise CursorError("is not a cursor of this list in this order")
         return value, key
 
 
-def _fits(value: Any, column: Column) -> bool:
-    """Return True if a database can compare this value with the column."""
-    kind = column.type.python_type
+def _fits(value: Any, kind: type) -> bool:
+    """Return True if a database can compare this value with a column of this kind."""
     if isinstance(value, bool):
         return False
     if kind is str:
@@ -97,7 +106,12 @@ def _fits(value: Any, column: Column) -> bool:
     return kind is float and isinstance(value, float) and math.isfinite(value)
 
 
-def cut(rows: Sequence[Any], limit: int, order: Order) -> tuple[list[Any], str | None]:
-    """Split `limit` + 1 requested rows into the page and the cursor of the next page, if there is one."""
+def cut(
+    rows: Sequence[Any], limit: int, order: Order, values: Callable[[Any], tuple[Any, Any]] | None = None
+) -> tuple[list[Any], str | None]:
+    """Split `limit` + 1 requested rows into the page and the cursor of the next page, if there is one.
+
+    `values`: gives what a row is ordered by; without it, rows are objects of a table.
+    """
     page = list(rows[:limit])
-    return page, order.cursor(page[-1]) if len(rows) > limit else None
+    return page, order.cursor((values or order.values)(page[-1])) if len(rows) > limit else None

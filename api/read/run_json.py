@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -63,6 +65,7 @@ class RunSummary(View):
     bubble_fraction: float | None
     dropped_events: int
     last_event_at: float | None
+    values: dict[str, float | str | None] = Field(default={}, description="The requested `column`s.")
 
 
 class AttemptView(View):
@@ -93,6 +96,7 @@ class RunDetail(RunSummary):
     versions: dict[str, Any]
     created_by: str
     attempts: list[AttemptView]
+    etag: str = Field(description="The state of what people edit, for If-Match; also in the header ETag.")
 
 
 class ArtifactView(View):
@@ -105,9 +109,12 @@ class ArtifactView(View):
     attempt: int = Field(description="Number of the attempt.")
 
 
-def run_summary(run: Run, experiment: str | None, parent: str | None) -> RunSummary:
+def run_summary(
+    run: Run, experiment: str | None, parent: str | None, values: dict[str, float | str | None] | None = None
+) -> RunSummary:
     """Return a row of the table; `run.tags` is loaded."""
-    return RunSummary(**_columns(run), experiment=experiment, parent=parent, tags=[tag.tag for tag in run.tags])
+    tags = [tag.tag for tag in run.tags]
+    return RunSummary(**_columns(run), experiment=experiment, parent=parent, tags=tags, values=values or {})
 
 
 def run_detail(run: Run, experiment: str | None, parent: str | None) -> RunDetail:
@@ -124,7 +131,19 @@ def run_detail(run: Run, experiment: str | None, parent: str | None) -> RunDetai
         versions=run.versions,
         created_by=run.created_by,
         attempts=[attempt_view(attempt) for attempt in run.attempts],
+        etag=entity_tag(
+            run.name, run.notes, [tag.tag for tag in run.tags], run.experiment_id, run.archived_at is not None
+        ),
     )
+
+
+def entity_tag(*edited: Any) -> str:
+    """Return the tag of the state of edited fields.
+
+    A run's reported figures are none of them: they change all the time, and an edit does not depend on them.
+    """
+    text = json.dumps(edited, ensure_ascii=True)
+    return f'"{hashlib.sha256(text.encode()).hexdigest()[:20]}"'
 
 
 def attempt_view(attempt: Attempt) -> AttemptView:
@@ -139,7 +158,7 @@ def artifact_view(artifact: Artifact, attempt: int) -> ArtifactView:
     )
 
 
-_MADE_APART = {"experiment", "parent", "tags"}
+_MADE_APART = {"experiment", "parent", "tags", "values"}
 
 
 def _columns(run: Run) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from sqlalchemy.orm import Session, aliased, defer, selectinload
 
 from rhyme_openrlhf.api.read.pagination import Direction, Order, cut
 from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
+from rhyme_openrlhf.api.read.run_query import Node
+from rhyme_openrlhf.api.read.run_values import condition, contains, sorting, values_of
 from rhyme_openrlhf.api.store.models import Experiment, Run, RunTag
 
 RunSort = Literal[
@@ -34,8 +36,6 @@ RunSort = Literal[
 RUN_SORTS: tuple[str, ...] = get_args(RunSort)
 Archived = Literal["no", "yes", "all"]
 Origin = Literal["launched", "reported", "imported"]
-# LIKE gives these characters a special meaning, which a search text does not.
-_LIKE_ESCAPE = "\\"
 # Columns that only the pages of a single run show; a list does not read and decode them.
 _LONG_COLUMNS = (Run.spec, Run.command, Run.config, Run.versions, Run.notes)
 
@@ -52,6 +52,7 @@ class RunFilter:
     archived: Archived = "no"
     created_from: float | None = None
     created_to: float | None = None
+    query: Node | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the conditions for `where`, with `Experiment` joined."""
@@ -65,33 +66,43 @@ class RunFilter:
         if self.experiment is not None:
             found.append(Experiment.name == self.experiment)
         if self.text:
-            pattern = f"%{escape_like(self.text)}%"
-            columns = (Run.name, Run.notes, Run.uid)
-            found.append(or_(*(column.ilike(pattern, escape=_LIKE_ESCAPE) for column in columns)))
+            found.append(or_(*(contains(column, self.text) for column in (Run.name, Run.notes, Run.uid))))
         if self.archived != "all":
             found.append(Run.archived_at.is_(None) if self.archived == "no" else Run.archived_at.is_not(None))
         if self.created_from is not None:
             found.append(Run.created_at >= self.created_from)
         if self.created_to is not None:
             found.append(Run.created_at <= self.created_to)
+        if self.query is not None:
+            found.append(condition(self.query))
         return found
 
 
-def escape_like(text: str) -> str:
-    """Escape `text` so that LIKE takes it literally."""
-    for special in (_LIKE_ESCAPE, "%", "_"):
-        text = text.replace(special, _LIKE_ESCAPE + special)
-    return text
+def order_of(session: Session, sort: str, direction: Direction) -> Order:
+    """Return the order by a field of `RUN_SORTS`, a metric or a setting. Raises QueryError."""
+    if sort in RUN_SORTS:
+        return Order(sort, getattr(Run, sort), Run.id, direction)
+    by = sorting(session, sort)
+    return Order(sort, by.expression, Run.id, direction, by.kind)
 
 
 def list_runs(
-    session: Session, wanted: RunFilter, sort: RunSort, direction: Direction, limit: int, cursor: str | None
+    session: Session,
+    wanted: RunFilter,
+    sort: str,
+    direction: Direction,
+    limit: int,
+    cursor: str | None,
+    columns: Sequence[str] = (),
 ) -> tuple[list[RunSummary], str | None]:
-    """Return one page of runs, and the next page's cursor."""
-    order = Order(sort, getattr(Run, sort), Run.id, direction)
+    """Return one page of runs with the values `columns` (`run_values.py`), and the next page's cursor.
+
+    Raises QueryError.
+    """
+    order = order_of(session, sort, direction)
     parent = aliased(Run)
     query = (
-        select(Run, Experiment.name, parent.uid)
+        select(Run, Experiment.name, parent.uid, order.column.label("sorted_by"))
         .outerjoin(Experiment, Experiment.id == Run.experiment_id)
         .outerjoin(parent, parent.id == Run.parent_id)
         .where(*wanted.conditions())
@@ -102,9 +113,10 @@ def list_runs(
     if cursor is not None:
         query = query.where(order.after(cursor))
     rows = session.execute(query).all()
-    names = {row[0].id: (row[1], row[2]) for row in rows}
-    page, following = cut([row[0] for row in rows], limit, order)
-    return [run_summary(run, *names[run.id]) for run in page], following
+    page, following = cut(rows, limit, order, lambda row: (row[3], row[0].id))
+    values = values_of(session, [row[0].id for row in page], columns) if columns and page else {}
+    items = [run_summary(run, name, uid, values.get(run.id)) for run, name, uid, _ in page]
+    return items, following
 
 
 def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:

@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit, created_at
-from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, entity_tag, require_match
+from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.read.pagination import Order
+from rhyme_openrlhf.api.read.run_json import entity_tag
 from rhyme_openrlhf.api.read.runs import page_of
 from rhyme_openrlhf.api.store.bounds import INT32, Body, Name, Notes
 from rhyme_openrlhf.api.store.lookup import NotFoundError

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, AttemptNumber, Cursor, Limit, Moment, RunUid
-from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match, run_tag
+from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.ingest import deletion
 from rhyme_openrlhf.api.read.pagination import Direction
@@ -28,7 +28,8 @@ from rhyme_openrlhf.api.read.run_json import (
     attempt_view,
 )
 from rhyme_openrlhf.api.read.run_json import run_detail as detail_of
-from rhyme_openrlhf.api.read.runs import Archived, Origin, RunFilter, RunSort, list_runs, names_around
+from rhyme_openrlhf.api.read.run_query import MOST_LETTERS, parse
+from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, list_runs, names_around
 from rhyme_openrlhf.api.store.bounds import NO_NUL, Body, Name, Notes, Tag, Tags
 from rhyme_openrlhf.api.store.lookup import find_experiment, find_run
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run, RunTag
@@ -38,6 +39,30 @@ router = APIRouter(prefix="/runs", tags=["runs"], responses=documented(401, 403,
 
 SearchText = Annotated[
     str | None, Query(max_length=200, pattern=NO_NUL, description="In name, notes or uid; case does not matter.")
+]
+
+
+_VALUE = r"(metric|config)\.[^\x00]{1,190}"
+FilterText = Annotated[
+    str | None,
+    Query(
+        max_length=MOST_LETTERS,
+        pattern=NO_NUL,
+        description="A condition such as `reward > 0.5 and not tag = test`: names compared by = != < <= > >= or ~ "
+        "(contains), with and, or, not and brackets.",
+        examples=["reward > 0.5 and config.actor.adam.lr = 1e-6"],
+    ),
+]
+Columns = Annotated[
+    list[Annotated[str, Field(pattern=f"^{_VALUE}$")]],
+    Query(max_length=10, description="Further values: metric.NAME (of the last step) or config.GROUP.OPTION."),
+]
+Sort = Annotated[
+    str,
+    Query(
+        pattern=f"^({'|'.join(RUN_SORTS)}|{_VALUE})$",
+        description="A field, metric.NAME or config.GROUP.OPTION.",
+    ),
 ]
 
 
@@ -71,12 +96,17 @@ def get_runs(
     archived: Archived = "no",
     created_from: Moment = None,
     created_to: Moment = None,
-    sort: RunSort = "created_at",
+    filter: FilterText = None,
+    column: Columns = [],  # noqa: B006
+    sort: Sort = "created_at",
     direction: Direction = "desc",
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> RunPage:
-    """List runs that match all conditions. Runs without a value in the sorted field come last."""
+    """List runs that match all conditions. Runs without a value in the sorted field come last.
+
+    `filter` compares fields, metrics and settings: `reward > 0.5 and config.actor.adam.lr = 1e-6`.
+    """
     wanted = RunFilter(
         statuses=tuple(status),
         origins=tuple(origin),
@@ -86,9 +116,10 @@ def get_runs(
         archived=archived,
         created_from=created_from,
         created_to=created_to,
+        query=parse(filter) if filter and filter.strip() else None,
     )
     with service.database.reading(snapshot=False) as session:
-        items, following = list_runs(session, wanted, sort, direction, limit, cursor)
+        items, following = list_runs(session, wanted, sort, direction, limit, cursor, column)
     return RunPage(items=items, next_cursor=following)
 
 
@@ -107,7 +138,7 @@ def change_run(
     given = body.model_fields_set
     with service.database.writing() as session:
         run = find_run(session, uid, lock=True)
-        require_match(if_match, run_tag(_detail(session, run)))
+        require_match(if_match, _detail(session, run).etag)
         if body.name is not None:
             run.name = body.name
         if body.notes is not None:
@@ -185,7 +216,7 @@ def _detail(session: Session, run: Run) -> RunDetail:
 
 def _tagged(session: Session, run: Run, response: Response) -> RunDetail:
     detail = _detail(session, run)
-    response.headers["ETag"] = run_tag(detail)
+    response.headers["ETag"] = detail.etag
     return detail
 
 

@@ -10,5 +10,6 @@ Modules in reading order:
 - `status.py`, `run_status.py`: legal changes of a run's status
 - `credentials.py`: tokens, sessions, codes
 - `read_cache.py`, `json_values.py`, `bulk.py`: cached values, valid JSON, bulk inserts
+- `parameters.py`: settings of runs as rows
 - `step_figures.py`, `curve_blocks.py`: curves, stored as arrays
 """

@@ -34,6 +34,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from rhyme_openrlhf.api.store.curve_blocks import settle_all
+from rhyme_openrlhf.api.store.parameters import keep_all_parameters
 
 DIALECTS = ("sqlite+pysqlite", "postgresql+psycopg")
 # A batch is written in milliseconds; a client that waits longer has to retry.
@@ -122,6 +123,7 @@ class Database:
             # Not in a migration, because migrations never change and know no tables of later versions.
             with Session(connection) as session:
                 settle_all(session)
+                keep_all_parameters(session)
                 session.flush()
 
     def dispose(self) -> None:

@@ -116,6 +116,17 @@ class RunTag(Base):
     tag: Mapped[str] = mapped_column(String(100), primary_key=True, index=True)
 
 
+class RunParameter(Base):
+    """A setting of a run (`api/store/parameters.py`); `number` is None if its value is none."""
+
+    __tablename__ = "run_parameters"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True, index=True)
+    number: Mapped[float | None] = mapped_column(Float)
+    text: Mapped[str] = mapped_column(Text)
+
+
 class Attempt(Base):
     """One start or resume of a run."""
 

@@ -1,10 +1,14 @@
-"""The console that commands print tables to. Invariant: in a file or pipe no cell is cut."""
+"""The console of commands' tables, and refusals. Invariant: in a file or pipe no cell is cut."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rhyme_openrlhf.settings.options import BAD_INPUT
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Wide enough for every table of ours.
 PIPE_WIDTH = 240
@@ -12,4 +16,12 @@ PIPE_WIDTH = 240
 
 def console() -> Console:
     """Return a console as wide as the terminal; in a file or pipe, wide enough for every cell."""
+    from rich.console import Console
+
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def refuse(command: str, reason: Exception | str) -> int:
+    """Print why a command cannot do what it was asked for, in one sentence; return the exit code."""
+    print(f"{command}: error: {reason}", file=sys.stderr)
+    return BAD_INPUT

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 
 from rhyme_openrlhf import __version__
 from rhyme_openrlhf.cli import preflight, upstream
+from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.run.resources import MemoryPlan
-from rhyme_openrlhf.settings.options import BAD_INPUT, Parser
+from rhyme_openrlhf.settings.options import Parser
 
 HEADER = ("component", "found", "wanted", "state", "to mend it, run")
 
@@ -43,8 +44,7 @@ def main(argv: list[str]) -> int:
     try:
         run = _run(train_argv) if train_argv else None
     except (upstream.ArgumentsError, preflight.PreflightError) as error:
-        print(f"rhyme doctor: error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return refuse("rhyme doctor", error)
     facts = gather()
     checks = run_checks(facts, run)
     uses = verdicts(facts, checks)

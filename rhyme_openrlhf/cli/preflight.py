@@ -266,8 +266,8 @@ def _check_lengths(flag: str, names: str, rows: Any, args: SimpleNamespace) -> N
     for row, length in _long_prompts(rows, limit, args):
         raise PreflightError(
             f"{flag}: the prompt in row {row} of {names} has {length} tokens, but --data.max_len "
-            f"{args.data.max_len} less --rollout.max_new_tokens {args.rollout.max_new_tokens or 1} leaves {limit}; "
-            "raise --data.max_len, or shorten the prompt (it would be cut at its beginning)"
+            f"{args.data.max_len} less --rollout.max_new_tokens {args.rollout.max_new_tokens or 1} leaves {limit}: "
+            "raise --data.max_len, or shorten the prompt"
         )
 
 

@@ -69,9 +69,9 @@ def _check_shared(args: SimpleNamespace, layouts: int) -> None:
     others = [model for model in share.models if model != ENGINES]
     if len(others) + layouts > SHARES:
         raise PreflightError(
-            f"--tp_switch.enable: a GPU has room for {SHARES} processes of OpenRLHF's, and these would be "
-            f"{len(others) + layouts}: engines of {layouts} layouts, {', '.join(others)}; name fewer "
-            "--tp_switch.sizes, or do not use --train.colocate_all"
+            f"--tp_switch.enable: a GPU has room for {SHARES} processes, and these would be {len(others) + layouts}: "
+            f"engines of {layouts} layouts, {', '.join(others)}; name fewer --tp_switch.sizes, or leave out "
+            "--train.colocate_all"
         )
 
 
@@ -86,7 +86,6 @@ def _check_step_times(args: SimpleNamespace) -> None:
         for profile in named:
             if (profile == NONE or (profile == AUTO and not measured)) and not args.tp_switch.samples:
                 raise PreflightError(
-                    "--tp_switch.enable needs the step times of all layouts to compare them: give files of `rhyme "
-                    f"profile` as --latency.profile and --tp_switch.profile ({flag} is {profile}), or the number of "
-                    "samples left at which to switch as --tp_switch.samples"
+                    f"--tp_switch.enable needs step times of all layouts ({flag} is {profile}): give files of "
+                    "`rhyme profile` as --latency.profile and --tp_switch.profile, or switch by --tp_switch.samples"
                 )

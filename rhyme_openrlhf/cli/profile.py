@@ -6,9 +6,11 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rhyme_openrlhf.cli import demo, train_arguments
+from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.cli.train_arguments import BadInputError, TrainArguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.predictor import SpeculationOverhead
@@ -18,7 +20,7 @@ from rhyme_openrlhf.latency.transfer_model import carrying_words
 from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry.run_directory import versions
 
-BAD_INPUT = 2
+_refuse = partial(refuse, "rhyme profile")
 # One point: some steps of as many samples as fit.
 POINT_SECONDS = 300
 MOST_BESIDE = 64
@@ -232,8 +234,3 @@ def _print_quality(quality: Quality) -> None:
         f"error of prediction on {quality.points} points held out one at a time: {error}; "
         f"spread of identical steps: {quality.noise:.1%}"
     )
-
-
-def _refuse(reason: str) -> int:
-    print(f"rhyme profile: error: {reason}", file=sys.stderr)
-    return BAD_INPUT

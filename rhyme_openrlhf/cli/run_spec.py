@@ -12,8 +12,8 @@ from pathlib import Path
 from rhyme_openrlhf.api.launch.job_file import read_launch_file
 from rhyme_openrlhf.api.launch.spec import SpecError
 from rhyme_openrlhf.api.launch.spec_paths import PathRefused
-
-BAD_INPUT = 2
+from rhyme_openrlhf.cli.console import refuse
+from rhyme_openrlhf.settings.options import BAD_INPUT
 
 
 def main(argv: list[str]) -> int:
@@ -24,8 +24,7 @@ def main(argv: list[str]) -> int:
     try:
         arguments = read_launch_file(Path.cwd(), argv[0]).argv()
     except (SpecError, PathRefused) as error:
-        print(f"rhyme train: error: the run cannot be started: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return refuse("rhyme train", f"the run cannot be started: {error}")
     # Only now: a bad file is refused without the training stack.
     from rhyme_openrlhf.cli import train_ppo_ray
     from rhyme_openrlhf.cli.main import put_venv_programs_on_path

@@ -18,11 +18,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.settings.options import Parser, SettingsError, add_options, from_mapping
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from rhyme_openrlhf.api.launch.ray_jobs import RayLauncher
     from rhyme_openrlhf.api.settings import ServeSettings
 
-BAD_INPUT = 2
+_refuse = partial(refuse, "rhyme serve")
 DESCRIPTION = """\
 Start, see and stop runs: the control plane, for a browser and for `rhyme runs`. Without options it starts Ray on this
 machine (for this machine only) and keeps everything in the data directory."""
@@ -374,8 +376,3 @@ def _interrupted_by_sigterm() -> Iterator[None]:
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _refuse(message: str) -> int:
-    print(f"rhyme serve: error: {message}", file=sys.stderr)
-    return BAD_INPUT

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
@@ -21,7 +22,7 @@ from rhyme_openrlhf.simulation.study import Variant
 from rhyme_openrlhf.simulation.trace import read_trace
 from rhyme_openrlhf.simulation.workload import PRESETS, Workload, WorkloadError, drawn
 
-BAD_INPUT = 2
+_refuse = partial(refuse, "rhyme simulate")
 
 DESCRIPTION = """\
 Simulates training on a cluster: engines with the step times of a profile, responses as long as a workload says, and the
@@ -109,8 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         "--acceptance",
         default="0.3:0.65,0.7:0.79,10",
         metavar="C:P,C:P,EPOCHS",
-        help="share of steps with a draft and acceptance of a draft token, in the second epoch and EPOCHS-1 later; the "
-        "probabilities are RhymeRL's acceptance rates, the shares follow its figure 17 (%(default)s)",
+        help="share of steps with a draft, and acceptance of a draft token: in the second epoch, and EPOCHS-1 later. "
+        "The default is from RhymeRL's acceptance rates and figure 17 (%(default)s)",
     )
     out = parser.add_argument_group("comparing, and where it goes")
     out.add_argument("--ablate", action="store_true", help="add the features one after another")
@@ -261,8 +262,3 @@ def _print(heading: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) ->
     for line in (heading, *notes):
         print(line)
     console().print(table)
-
-
-def _refuse(reason: str) -> int:
-    print(f"rhyme simulate: error: {reason}", file=sys.stderr)
-    return BAD_INPUT

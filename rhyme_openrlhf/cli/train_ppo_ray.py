@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli import upstream
+from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.settings.config import RhymeSettings
@@ -14,7 +16,7 @@ from rhyme_openrlhf.settings.options import SettingsError
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
 from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 
-BAD_INPUT = 2
+_refuse = partial(refuse, "rhyme train")
 
 
 def main(argv: list[str]) -> int:
@@ -77,11 +79,6 @@ def _print_plan(args: SimpleNamespace) -> int:
     found = resources.plan(shape, resources.layout_of(args), size)
     print(resources.as_text(found))
     return _refuse(found.problem) if found.problem else 0
-
-
-def _refuse(error: Exception | str) -> int:
-    print(f"rhyme train: error: {error}", file=sys.stderr)
-    return BAD_INPUT
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import importlib
 import json
@@ -17,11 +18,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rhyme_openrlhf.cli import demo, train_arguments, verify_installs
+from rhyme_openrlhf.cli import demo, train_arguments
+from rhyme_openrlhf.cli.console import refuse
+from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import Facts, gather
 from rhyme_openrlhf.cli.train_arguments import BadInputError
 from rhyme_openrlhf.settings.drafting import HISTORY
@@ -33,7 +37,7 @@ from rhyme_openrlhf.verify.outcome import Outcome, Row
 if TYPE_CHECKING:
     from rhyme_openrlhf.verify.bench import Bench
 
-BAD_INPUT = 2
+_refuse = partial(refuse, "rhyme verify")
 # What a shell reports of a process that SIGTERM ended.
 KILLED = 128 + signal.SIGTERM
 INSTALLS = "installs"
@@ -87,12 +91,12 @@ def _verify(argv: list[str]) -> int:
     facts = gather()
     rows: list[Row] = []
     if INSTALLS in chosen:
-        rows += report.run_checks({INSTALLS: lambda: verify_installs.check(facts)}, progress)
+        rows += report.run_checks({INSTALLS: lambda: check_installs(facts)}, progress)
     others = [name for name in CHECKS if name in chosen]
-    lack = verify_installs.lack(facts)
-    if lack:
+    missing = lack(facts)
+    if missing:
         unable: dict[str, Callable[[], Outcome]] = {name: _never for name in others}
-        rows += report.run_checks(unable, progress, lambda name: f"the training stack is not complete: {lack}")
+        rows += report.run_checks(unable, progress, lambda name: f"the training stack is not complete: {missing}")
     elif others:
         folder = Path(tempfile.mkdtemp(prefix="rhyme-verify-"))
         try:
@@ -107,6 +111,34 @@ def _verify(argv: list[str]) -> int:
                 shutil.rmtree(folder, ignore_errors=True)
     _finish(rows, facts, argv, Path(options.json))
     return 1 if report.failed(rows) else 0
+
+
+def use(facts: Facts) -> str:
+    """Return the doctor's name of the use that `rhyme verify` needs here."""
+    return "training on GPUs" if facts.has_gpu else "embedded demo"
+
+
+def lack(facts: Facts) -> str:
+    """Return why no engine will start here; "" when one will."""
+    (verdict,) = [verdict for verdict in verdicts(facts, run_checks(facts)) if verdict.use == use(facts)]
+    return "" if verdict.runs else verdict.reason
+
+
+def check_installs(facts: Facts) -> Outcome:
+    """Failed where a run is certain to fail; what is merely low is said."""
+    checks = run_checks(facts)
+    bad = [check for check in checks if check.state in (*BLOCKING, LOW)]
+    lines = [f"{len(checks)} components looked at, {len(bad)} of them not as wanted"]
+    lines += [f"{c.component}: {c.found}, wanted {c.wanted}{f'; run: {c.mend}' if c.mend else ''}" for c in bad]
+    reason = lack(facts)
+    figures = {"components": [dataclasses.asdict(check) for check in checks]}
+    return Outcome(
+        "what rhyme doctor checks",
+        "failed" if reason else "ok",
+        f"{reason}; see rhyme doctor" if reason else "",
+        lines,
+        figures,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -226,8 +258,3 @@ def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path) -> None:
         # Without a place for it, the doctor goes on saying "unverified"; the report has been given all the same.
         entries = record.update(facts.verified, facts.device, facts.versions, [row.outcome for row in rows], date)
         record.write(record.path(), entries)
-
-
-def _refuse(reason: str) -> int:
-    print(f"rhyme verify: error: {reason}", file=sys.stderr)
-    return BAD_INPUT

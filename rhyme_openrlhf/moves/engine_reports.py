@@ -75,6 +75,8 @@ class EngineReports:
         """The newest report of each engine."""
         self.predictors: dict[int, Predictor] = {}
         """Step times by layout."""
+        self.transfers: dict[int, TransferModel] = {}
+        """Prefills and KV transfers by layout."""
         self._heard: dict[int, float] = {}
         self._asked: dict[int, asyncio.Task[EngineStatus | None]] = {}
         self._profiled: set[int] = set()
@@ -150,8 +152,9 @@ class EngineReports:
         """Predict the steps of a layout's engines by this profile; prefills by that of the first one."""
         self._profiled.add(layout)
         self.predictors[layout] = Predictor(StepModel(profile), self.tell)
+        self.transfers[layout] = TransferModel(profile)
         if self.costs.transfer is None or layout == 0:
-            self.costs.transfer = TransferModel(profile)
+            self.costs.transfer = self.transfers[layout]
 
     def destination(self, number: int, context: int, near: bool = True) -> Destination | None:
         """Return what an engine's next steps take with one sample more, by its last report; None before there is one.

@@ -385,7 +385,8 @@ class TpSwitcher:
         # All are on one: that is how they were found.
         on = [sample.engine for sample in samples if sample.engine is not None]
         by_history = self._settings.rule == BY_HISTORY
-        order = decide(0, layouts, unfinished, longest, self._cost.seconds, by_history, on)
+        cost = self._cost.between([self._reports.transfers.get(at) for at in compared])
+        order = decide(0, layouts, unfinished, longest, cost, by_history, on)
         return None if order is None else compared[order.target]
 
     def _reported(self, layout: int) -> LayoutReports:
@@ -433,7 +434,9 @@ class TpSwitcher:
         # Others ran on while the first of them were prepared: what is lost is the time without a token.
         lost = max((record.downtime for record in moved if record.downtime is not None), default=None)
         if lost is not None:
-            self._cost.learn(lost, len(moved))
+            transfers = self._reports.transfers
+            contexts = [record.tokens for record in moved]
+            self._cost.learn(lost, transfers.get(source), transfers.get(target), contexts)
         emptied = [engine for engine in self._nodes[node][source] if not self._keeper.samples(engine)]
         await self._tell(emptied, DeviceCalls.lend_devices)
         sizes = self._plan.sizes

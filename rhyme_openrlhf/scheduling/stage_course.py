@@ -1,10 +1,11 @@
 """The rest of a rollout stage in a layout, if nothing is switched any more (PAT 4.2): what `tp_switch.py` compares.
 
-How much longer unfinished samples will be comes from what their prompts were answered before: the earlier lengths
-beyond what the sample has by now are the sample of its future. Where none is longer, the length is taken from a Pareto
-law that begins where the sample is: half of such samples end before they have doubled. Future lengths are scenarios:
-each takes another quantile of every sample, shifted from sample to sample, so that in each scenario some samples are
-long and some short. All is timed in each scenario, and what is compared is the mean.
+How much longer an unfinished sample will be follows from its prompt's earlier response lengths: those beyond its own
+length so far are equally likely. Where none is longer, the length is taken from a Pareto law that begins at the sample:
+half of such samples end before they have doubled. For a prompt never seen, all lengths up to the longest response
+allowed are equally likely. Future lengths are scenarios: each takes another quantile of every sample, shifted from
+sample to sample, so that each scenario has long and short samples. All is timed in each scenario, and the mean is
+compared.
 
 The samples of an engine go on at one pace, as many as still run. A group of samples is cut where their number falls to
 a next class, and each cut's decode steps are timed by its middle. Every engine is a group of its own; samples that are

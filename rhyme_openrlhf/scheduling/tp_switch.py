@@ -26,6 +26,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rhyme_openrlhf.latency.transfer_model import TransferModel, carrying_seconds
 from rhyme_openrlhf.scheduling.stage_course import (
     Course,
     Layout,
@@ -37,10 +38,10 @@ from rhyme_openrlhf.scheduling.stage_course import (
     spread,
 )
 
-# What a sample's move is taken to cost before a switch was made: about what it takes from a sample with steps of some
-# milliseconds (docs/benchmarks.md).
+# A sample's part of a switch beside its KV cache (messages, decode steps) before a switch was made: about what a move
+# takes from a sample with decode steps of some milliseconds.
 EACH_SECONDS = 0.02
-# Weight of one switch in what a sample's move is taken to cost.
+# Weight of one switch in the learnt factor.
 RATE = 0.5
 # Later moments of a switch that are looked at together: of some thousand samples, so in some MB.
 _AT_ONCE = 16
@@ -61,18 +62,33 @@ SwitchSeconds = Callable[[int, int, Sequence[int]], float]
 
 
 class SwitchCost:
-    """The cost of a switch: so many seconds for each sample that goes, learnt from the switches that were made."""
+    """The predicted cost of a switch: PAT's equations 1 to 4 and `each_s` for each sample, times a learnt factor.
 
-    def __init__(self, each_s: float = EACH_SECONDS) -> None:
+    The factor follows what switches really cost. `fixed_s`: seconds of every switch beside its samples.
+    """
+
+    def __init__(self, each_s: float = EACH_SECONDS, fixed_s: float = 0.0) -> None:
         self._each_s = each_s
+        self._fixed_s = fixed_s
+        self._factor = 1.0
 
-    def seconds(self, current: int, target: int, contexts: Sequence[int]) -> float:
-        """Return the seconds of a switch of samples with these contexts: the `SwitchSeconds` of `decide`."""
-        return self._each_s * len(contexts)
+    def between(self, layouts: Sequence[TransferModel | None]) -> SwitchSeconds:
+        """Return the `SwitchSeconds` of `decide` for layouts with these models; None: nothing was measured."""
+        return lambda current, target, contexts: self.seconds(layouts[current], layouts[target], contexts)
 
-    def learn(self, lost: float, samples: int) -> None:
-        """Learn from a switch in which one of so many samples went `lost` seconds without a token, and none longer."""
-        self._each_s += RATE * (lost / samples - self._each_s)
+    def seconds(self, source: TransferModel | None, target: TransferModel | None, contexts: Sequence[int]) -> float:
+        """Return the seconds of a switch of samples with these contexts."""
+        return self._fixed_s + self._factor * self._predicted(source, target, contexts)
+
+    def learn(
+        self, lost: float, source: TransferModel | None, target: TransferModel | None, contexts: Sequence[int]
+    ) -> None:
+        """Learn from a switch of samples with these contexts that had no token for up to `lost` seconds."""
+        real = max(lost - self._fixed_s, 0.0) / self._predicted(source, target, contexts)
+        self._factor += RATE * (real - self._factor)
+
+    def _predicted(self, source: TransferModel | None, target: TransferModel | None, contexts: Sequence[int]) -> float:
+        return carrying_seconds(source, target, contexts) + self._each_s * len(contexts)
 
 
 def in_turn(lengths: Sequence[int], engines: int) -> list[tuple[int, int]]:

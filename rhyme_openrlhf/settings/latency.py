@@ -21,10 +21,10 @@ class LatencySettings(Settings):
     profile: str = option(
         AUTO,
         "Step times, from `rhyme profile`; 'auto': kept or measured; 'none'. 'auto' is the profile in the user's cache"
-        " for this model, hardware, number format and tensor-parallel size, or else a quick one (under a minute) that "
-        "is measured at the start and kept (on a GPU also of an engine without speculation: one engine start more). "
-        "With 'none' drafts follow the fixed rules of --histospec.*. Reproducible runs have none; emulated ones have "
-        "the emulated profile.",
+        " for this model, hardware, number format and tensor-parallel size. Where there is none, the run measures a "
+        "quick one at its start (under a minute) and keeps it. On a GPU it also measures an engine without "
+        "speculation, which takes one more engine start. With 'none' drafts follow the fixed rules of --histospec.*. "
+        "Reproducible runs have none; emulated ones have the emulated profile.",
         kind="profile",
     )
 

@@ -26,14 +26,14 @@ class MoveSettings(Settings):
     )
     carrier: str = option(
         AUTO,
-        "How the KV cache gets to the other engine: 'kv_transfer' copies it while the sample runs on, 'recompute' "
-        "computes it again; 'auto' takes what costs the sample less time, as far as that is known.",
+        "Way of the KV cache to the other engine. 'kv_transfer' copies it while the sample runs on, 'recompute' "
+        "computes it again, and 'auto' takes the way that is predicted to cost the sample less time.",
         choices=(AUTO, KV_TRANSFER, RECOMPUTE),
         expert=True,
     )
     timeout_s: float = option(
         30.0,
-        "Seconds one order to an engine may take in a move; after that it is taken back.",
+        "Seconds one order to an engine may take in a move. After that, the move is cancelled.",
         low=0.5,
         high=3600,
         expert=True,

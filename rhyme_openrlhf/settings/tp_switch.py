@@ -55,9 +55,8 @@ class TpSwitchSettings(Settings):
     enable: bool = option(
         False,
         "Move a step's last samples to engines over more devices each. These engines are on the same devices, each "
-        "over --tp_switch.size of them; a node's unfinished samples go there when the rest of the rollout is then "
-        "predicted to be shorter; switches --move.enable on. Run on "
-        "CPUs only: never on a GPU, for which it is written from vLLM's and Ray's source.",
+        "over --tp_switch.size of them. A node's unfinished samples go there when that is predicted to shorten the "
+        "rest of the rollout. Switches --move.enable on. So far it has run on CPUs only, never on a GPU.",
     )
     size: int = option(2, "Devices of each engine that gets the last samples (tail layout).", low=LOWEST, high=HIGHEST)
     sizes: str = option(
@@ -69,45 +68,44 @@ class TpSwitchSettings(Settings):
     )
     rule: str = option(
         BY_HISTORY,
-        "How much longer samples are taken to be: 'history' by what their prompts were answered before, 'maximum' as "
-        "if each ran to --rollout.max_new_tokens (PAT's own rule).",
+        "Prediction of samples' lengths: 'history' from their prompts' earlier responses, 'maximum' as if each ran to "
+        "--rollout.max_new_tokens (PAT's own rule).",
         choices=(BY_HISTORY, BY_MAXIMUM),
         expert=True,
     )
     samples: int = option(
         0,
-        "Switch when a node has so many unfinished samples left, or fewer, whatever is predicted (to the largest "
-        "size); 0: by prediction.",
+        "Switch to the largest size when a node has at most this many unfinished samples; 0: by prediction.",
         low=0,
         high=100000,
         expert=True,
     )
     kv_cache_mb: int = option(
         0,
-        "KV cache of each rank of a tail engine in MB; 0: so much that its engine has what one of the others has.",
+        "KV cache of each rank of a tail engine in MB; 0: the whole engine has as much as one of the others.",
         low=0,
         high=1048576,
         expert=True,
     )
     aligned_kv_cache_mb: int = option(
         0,
-        "With GPUs: KV cache of each rank of the other engines in MB (without, --cpu.kv_cache_mb says it); 0: what "
-        "--vllm.gpu_memory_utilization leaves beside everything else.",
+        "With GPUs: KV cache of each rank of the other engines in MB (without GPUs: --cpu.kv_cache_mb); 0: the rest of "
+        "--vllm.gpu_memory_utilization.",
         low=0,
         high=1048576,
         expert=True,
     )
     kv_caches: str = option(
         AUTO,
-        "Whether the KV caches of all layouts are in memory 'together', or in 'turns': only that of the layout that "
-        "runs, so that a switch takes and gives memory; 'auto': together if they fit.",
+        "Memory of the layouts' KV caches. 'together': all at once. 'turns': only that of the running layout, so a "
+        "switch frees and takes memory. 'auto': together if they fit.",
         choices=(AUTO, TOGETHER, TURNS),
         expert=True,
     )
     reserve_mb: int = option(
         4096,
         "With GPUs: memory of a device that each rank takes beside weights and KV cache, in MB: CUDA context, NCCL, "
-        "CUDA graphs, activations. What vLLM prints at the start says more.",
+        "CUDA graphs, activations. vLLM prints these at its start.",
         low=0,
         high=1048576,
         expert=True,
@@ -121,13 +119,13 @@ class TpSwitchSettings(Settings):
     )
     profile: str = option(
         AUTO,
-        "Profile of the tail layout made by `rhyme profile` with --vllm.tensor_parallel_size as --tp_switch.size (of "
-        "several sizes one each, smaller first, with commas); 'auto': what is kept, or else a quick one measured at "
-        "the start.",
+        "Profile of the tail layout, from `rhyme profile` with --vllm.tensor_parallel_size as --tp_switch.size. For "
+        "several sizes give one each, smaller first, with commas. 'auto': the kept profile, or else a quick one "
+        "measured at the start.",
         kind="profiles",
         expert=True,
     )
-    status_s: float = option(0.25, "Seconds between two looks at whether to switch.", low=0.02, high=60, expert=True)
+    status_s: float = option(0.25, "Seconds between two decisions on a switch.", low=0.02, high=60, expert=True)
 
     def check(self) -> None:
         """Check that the sizes are sizes and have profiles, and that each KV cache has a usable size."""

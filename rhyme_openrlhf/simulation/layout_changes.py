@@ -42,7 +42,7 @@ class LayoutChanges:
         self._tails: dict[int, dict[int, list[Slot]]] = defaultdict(dict)
         self._layout: dict[int, int] = {}
         self._asked: dict[int, int] = {}
-        self._cost = tp_switch.SwitchCost()
+        self._cost = tp_switch.SwitchCost(fixed_s=run.cluster.switch_seconds)
         self._nodes: dict[int, list[Slot]] = defaultdict(list)
         for slot in run.slots:
             self._nodes[slot.node].append(slot)
@@ -97,7 +97,7 @@ class LayoutChanges:
             layouts,
             self._unfinished(samples),
             run.workload.longest,
-            self._cost.seconds,
+            self._cost.between([run.kinds[size].transfer for size in sizes]),
             run.features.switching == "history",
             on,
         )
@@ -133,7 +133,12 @@ class LayoutChanges:
             tails[0].engine.kind.transfer.prefill_seconds([one.context for one in again]) if again else 0.0,
         )
         run.carrying.arrived((*sent, *again), seconds)
-        self._cost.learn(seconds + max(one.there.next_step_s for one in (*sent, *again)), len(jobs))
+        self._cost.learn(
+            seconds + max(one.there.next_step_s for one in (*sent, *again)),
+            source.engine.kind.transfer,
+            tails[0].engine.kind.transfer,
+            [one.context for one in (*sent, *again)],
+        )
         return seconds, dealt
 
     def _switch(self, node: int, slots: Sequence[Slot], target: int) -> None:

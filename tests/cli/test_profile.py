@@ -11,6 +11,7 @@ from rhyme_openrlhf import platform
 from rhyme_openrlhf.cli import demo
 from rhyme_openrlhf.cli import profile as command
 from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.settings.options import BAD_INPUT
 from tests import nvml
 from tests.latency import formula
 
@@ -28,13 +29,13 @@ def test_show_prints_points_and_quality_and_draws_the_page(tmp_path: Path, capsy
 
 def test_show_of_a_broken_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.json").write_text("{")
-    assert command.main(["show", str(tmp_path / "p.json")]) == command.BAD_INPUT
+    assert command.main(["show", str(tmp_path / "p.json")]) == BAD_INPUT
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*demo.arguments("unused"), "--actor.model_name_or_path", str(tmp_path / "none")]
-    assert command.main(argv) == command.BAD_INPUT
+    assert command.main(argv) == BAD_INPUT
     assert "--actor.model_name_or_path" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -61,13 +62,13 @@ def test_gpus_that_do_not_do_are_one_sentence_before_an_engine_starts(
         # Preflight's other checks stay those of a machine whose torch sees no GPU.
         monkeypatch.setattr(platform, "run_has_gpus", lambda: True)
     monkeypatch.setattr(command, "_measure", lambda *_: pytest.fail("an engine was started"))
-    assert command.main([*argv, *demo.arguments("unused")]) == command.BAD_INPUT
+    assert command.main([*argv, *demo.arguments("unused")]) == BAD_INPUT
     assert words in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("starts_python")
 def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == command.BAD_INPUT
+    assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == BAD_INPUT
     assert "no verifying steps" in capsys.readouterr().err
 
 
@@ -82,5 +83,5 @@ def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFi
 def test_engines_beside_need_a_file_and_a_number(
     argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([*argv, *demo.arguments("unused")]) == command.BAD_INPUT
+    assert command.main([*argv, *demo.arguments("unused")]) == BAD_INPUT
     assert words in capsys.readouterr().err.splitlines()[-1]

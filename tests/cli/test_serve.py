@@ -19,8 +19,8 @@ pytest.importorskip("uvicorn")
 import httpx
 
 import rhyme_openrlhf
-from rhyme_openrlhf.cli.runs.client import exchange
 from rhyme_openrlhf.cli.serve import ServeError, main, read_options
+from rhyme_openrlhf.client import exchange
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rhyme_openrlhf.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
 

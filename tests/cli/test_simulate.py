@@ -9,6 +9,7 @@ import pytest
 
 from rhyme_openrlhf.cli import simulate as command
 from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.settings.options import BAD_INPUT
 from tests.latency import formula
 
 SMALL = [
@@ -96,20 +97,20 @@ def test_bad_input_is_one_sentence(argv: list[str], words: str, capsys: pytest.C
         code = command.main([*SMALL, *argv])
     except SystemExit as ended:
         code = ended.code  # type: ignore[assignment]
-    assert code == command.BAD_INPUT
+    assert code == BAD_INPUT
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
 
 
 def test_profiles_of_different_hardware_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profiles.write(formula.profile(), tmp_path / "p.json")
-    assert command.main([*SMALL, "--profile", str(tmp_path / "p.json")]) == command.BAD_INPUT
+    assert command.main([*SMALL, "--profile", str(tmp_path / "p.json")]) == BAD_INPUT
     assert "must be of one model and hardware" in capsys.readouterr().err
 
 
 def test_a_kv_cache_that_is_too_small_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profiles.write(formula.profile(kv_cache_tokens=500), tmp_path / "p.json")
-    assert command.main(["--profile", str(tmp_path / "p.json"), "--steps", "1"]) == command.BAD_INPUT
+    assert command.main(["--profile", str(tmp_path / "p.json"), "--steps", "1"]) == BAD_INPUT
     assert "KV cache of 500 tokens" in capsys.readouterr().err
 
 

@@ -173,10 +173,10 @@ def test_bad_options_cost_one_sentence(
 
 
 def test_the_installs_check_says_what_the_doctor_says() -> None:
-    from rhyme_openrlhf.cli import verify_installs
+    from rhyme_openrlhf.cli.verify import check_installs
 
-    assert verify_installs.check(CPU).result == verify_installs.check(GPU).result == "ok"
-    outcome = verify_installs.check(dataclasses.replace(GPU, driver_gpus=(), programs={}))
+    assert check_installs(CPU).result == check_installs(GPU).result == "ok"
+    outcome = check_installs(dataclasses.replace(GPU, driver_gpus=(), programs={}))
     assert outcome.result == "failed" and "g++ (missing)" in outcome.why
     assert any("apt-get install g++" in line for line in outcome.lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import json
 import re
@@ -81,6 +82,27 @@ def test_commands_of_a_page_exist(page: Path) -> None:
         words = shlex.split(re.sub(r"[<>\[\]|]", " ", line), comments=True)
         after = next(number for number, word in enumerate(words) if word.endswith("rhyme")) + 1
         assert words[after] in COMMANDS or words[after] in ("--help", "--version", "COMMAND"), line
+
+
+def test_flags_of_commands_are_in_their_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags with a point are OpenRLHF's, the service's and ours; the others belong to one command each."""
+    named: dict[tuple[str, ...], set[str]] = {}
+    for page in PAGES:
+        for line in commands(page.read_text()):
+            # What follows "--" is the command of a run that is started.
+            words = shlex.split(re.sub(r"<[^>]*>", "X", line).partition(" -- ")[0], comments=True)
+            after = next(number for number, word in enumerate(words) if word.endswith("rhyme")) + 1
+            command = tuple(words[after : after + (2 if words[after] == "runs" else 1)])
+            flags = {word.partition("=")[0] for word in words[after:] if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
+            named.setdefault(command, set()).update(flags - {"--help"})
+    assert {("simulate",), ("profile",), ("runs", "export")} <= set(named)
+    for command, flags in named.items():
+        if command[0] not in COMMANDS or not flags or command[0] in ("train", "demo"):
+            continue
+        with pytest.raises(SystemExit):
+            raise SystemExit(importlib.import_module(COMMANDS[command[0]].module).main([*command[1:], "--help"]))
+        printed = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", capsys.readouterr().out))
+        assert sorted(flags - printed) == [], command
 
 
 def test_the_checks_find_what_is_not_there() -> None:

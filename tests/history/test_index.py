@@ -299,8 +299,8 @@ def test_repetitive_responses_build_in_time(text: list[int]) -> None:
     """Comparing such suffixes one by one would take minutes; 5 s is a hundred times what it takes here."""
     pieces = [Piece([7, 8, 9], np.array(text, dtype=np.int32), 1.0)] * 4
     build_index(pieces[:1])
-    started = time.perf_counter()
+    started = time.process_time()
     buffer = build_index(pieces)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert buffer.size <= 24 * 4 * len(text)
     assert DraftIndex.from_buffer(buffer).draft([7, 8, 9], 7, 3, 32).tokens == text[:32]

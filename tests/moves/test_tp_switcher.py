@@ -139,7 +139,7 @@ def test_what_a_switch_costs_is_the_time_without_a_token(tmp_path: Path) -> None
     class Noting(TpSwitcher):
         def _over(self, node: str, task: asyncio.Task[None]) -> None:
             super()._over(node, task)
-            costs.append(self._cost.seconds(0, 1, [100, 100]))
+            costs.append(self._cost.seconds(None, None, [100, 100]))
 
     async def main() -> None:
         downtimes = {0: 0.4, 1: 0.1}

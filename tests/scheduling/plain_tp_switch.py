@@ -30,6 +30,8 @@ def lengths_by_history(samples: Sequence[Unfinished], longest: int) -> list[list
                 rest = 1
             elif longer:
                 rest = longer[int(quantile * len(longer))] - sample.generated
+            elif not sample.earlier:
+                rest = int(quantile * (longest - sample.generated))
             else:
                 begin = max(sample.generated, 1)
                 rest = int(begin / (1 - quantile * (1 - begin / longest)) - sample.generated)

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.stage_course import Layout, Unfinished, UnfinishedSamples, by_history, by_maximum
 from rhyme_openrlhf.scheduling.tp_switch import SwitchCost, decide, in_turn
+from rhyme_openrlhf.simulation.engine_kinds import load
 from tests.examples import examples
 from tests.latency import formula
 from tests.scheduling.plain_tp_switch import Rule, lengths_by_history, stage_so_far
@@ -158,10 +160,22 @@ def test_scenarios_are_those_of_the_plain_form(drawn: list[tuple[int, list[int],
 
 def test_a_switch_costs_what_switches_have_cost() -> None:
     cost = SwitchCost(0.02)
-    assert cost.seconds(0, 1, [100] * 4) == pytest.approx(0.08)
-    cost.learn(2.0, 10)
+    assert cost.seconds(None, None, [100] * 4) == pytest.approx(0.08)
+    cost.learn(2.0, None, None, [100] * 10)
     # Half of what the last one cost a sample, and half of what was known before.
-    assert cost.seconds(0, 1, [1]) == pytest.approx((0.2 + 0.02) / 2)
+    assert cost.seconds(None, None, [1]) == pytest.approx((0.2 + 0.02) / 2)
+
+
+def test_a_switch_costs_by_context_before_one_was_made() -> None:
+    """PAT's case: nine samples of 12K tokens, from TP 2 to TP 8 on A40, took 2.36 s beside resharding."""
+    small, large = (TransferModel(profile) for profile in load(["pat-a40"]).values())
+    cost = SwitchCost()
+    assert cost.between([small, large])(0, 1, [12_000] * 9) == pytest.approx(2.36, rel=0.1)
+    assert cost.seconds(small, large, [1_000] * 9) < 0.4
+    assert SwitchCost(fixed_s=3.16).seconds(small, large, [12_000] * 9) == pytest.approx(5.52, rel=0.05)
+    predicted = cost.seconds(small, large, [6_000] * 4)
+    cost.learn(3 * predicted, small, large, [6_000] * 4)
+    assert cost.seconds(small, large, [6_000] * 4) == pytest.approx(2 * predicted)
 
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 5))

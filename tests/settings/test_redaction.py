@@ -101,9 +101,9 @@ def test_what_is_nested_too_deep_is_hidden_instead_of_followed() -> None:
 
 @pytest.mark.parametrize("piece", ["a", "?", "&", "://", "--", "key", "-", " ", "@", "--logger.wandb.key "])
 def test_no_text_takes_long(piece: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     redact_text(f"--logger.wandb.key http://x?{piece * 200_000}")
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_upstreams_arguments_print_without_secrets_and_hold_them() -> None:

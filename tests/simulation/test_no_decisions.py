@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from rhyme_openrlhf.scheduling.move_costs import MoveCosts
 from rhyme_openrlhf.scheduling.outliers import Destination
 from rhyme_openrlhf.scheduling.reallocation import ReallocationPolicy
 from rhyme_openrlhf.simulation import layout_changes, planner
+from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.workload import drawn
@@ -92,19 +94,32 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
 def test_another_decision_is_another_run(
     where: Any, name: str, other: Callable[..., Any], features: Features, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Lengths that history predicts badly: every policy has something to do.
+    before = unchanged(features)
+    monkeypatch.setattr(where, name, other)
+    assert run(features) != before
+
+
+def run(features: Features) -> Result:
+    """Run lengths that history predicts badly: every policy has something to do."""
     load = drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 8, 32, 4, 2, 5)
     # A layout of two engines a node, and one of a single one.
-    profiles = {**PROFILES, 2: PROFILES[4]}
-    before = Run(load, CLUSTER, features, profiles).go()
-    monkeypatch.setattr(where, name, other)
-    assert Run(load, CLUSTER, features, profiles).go() != before
+    return Run(load, CLUSTER, features, {**PROFILES, 2: PROFILES[4]}).go()
+
+
+# Several decisions are changed for the same features.
+unchanged = functools.cache(run)
 
 
 def trees(rooms: Iterable[str]) -> dict[str, ast.Module]:
     """Return the files of these rooms, by their path in the package."""
     paths = [path for room in rooms for path in sorted((PACKAGE / room).rglob("*.py"))]
-    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {path.relative_to(PACKAGE).as_posix(): syntax(path) for path in paths}
+
+
+@functools.cache
+def syntax(path: Path) -> ast.Module:
+    """Return a file's syntax tree; several tests read the same files and change none."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def asked(files: Mapping[str, ast.Module]) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from rhyme_openrlhf.webui.pages import (
+    api_docs,
     cluster,
     compare,
     config,
@@ -28,6 +29,7 @@ from rhyme_openrlhf.webui.pages import (
 
 PAGES: tuple[APIRouter, ...] = (
     sign_in.router,
+    api_docs.router,
     runs.router,
     new_run.router,
     compare.router,

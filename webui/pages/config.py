@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.http.fields import RunUid
-from rhyme_openrlhf.api.http.preconditions import run_tag
 from rhyme_openrlhf.api.read.comparison import differing, everything_of
 from rhyme_openrlhf.api.read.run_json import attempt_view, run_detail
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs, names_around
@@ -50,7 +49,7 @@ def config_page(
             "machine": machine if isinstance(machine, Mapping) else {},
             "attempts": [attempt_view(attempt) for attempt in run.attempts],
             "created_by": run.created_by,
-            "tag": run_tag(run_detail(run, *names_around(session, run))),
+            "tag": run_detail(run, *names_around(session, run)).etag,
         }
         if other is not None:
             recorded = [everything_of(run), everything_of(other)]

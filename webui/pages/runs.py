@@ -12,7 +12,9 @@ from sqlalchemy import select
 from rhyme_openrlhf.api.http.fields import Cursor
 from rhyme_openrlhf.api.read.pagination import Direction
 from rhyme_openrlhf.api.read.run_json import RunSummary
-from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, RunSort, list_runs
+from rhyme_openrlhf.api.read.run_query import MOST_LETTERS, QueryError, parse
+from rhyme_openrlhf.api.read.run_values import CONFIG, FIELDS, METRIC, NAME_PATTERN
+from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, list_runs
 from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
 from rhyme_openrlhf.api.store.status import ENDED, RUN_STATUSES
@@ -73,9 +75,12 @@ TIMES = ("created_at", "started_at", "finished_at", "last_event_at")
 NAME_COLUMN = Column("name", "Run", "name")
 # Most names that the filter offers; the address accepts any.
 EXPERIMENTS = 200
+# Most metrics and settings shown as columns: more do not fit on a screen.
+MOST_VALUES = 8
 
 Words = Annotated[list[Annotated[str, Query(max_length=TAG_LENGTH, pattern=NO_NUL)]], Query(max_length=20)]
 Text = Annotated[str, Query(max_length=NAME_LENGTH, pattern=NO_NUL)]
+Condition = Annotated[str, Query(max_length=MOST_LETTERS, pattern=NO_NUL)]
 
 
 @dataclass(frozen=True)
@@ -88,20 +93,31 @@ class Asked:
     tag: Text = ""
     experiment: Text = ""
     text: Text = ""
+    filter: Text = ""
+    values: Text = ""
     archived: Text = "no"
     sort: Text = "created_at"
     direction: Text = "desc"
 
     @property
+    def value_names(self) -> tuple[str, ...]:
+        """The metrics and settings to show, which are separated by commas or spaces."""
+        names = dict.fromkeys(self.values.replace(",", " ").split())
+        return tuple(name for name in names if NAME_PATTERN.fullmatch(name))[:MOST_VALUES]
+
+    @property
     def shown(self) -> tuple[Column, ...]:
-        """The chosen columns in table order, or the default ones if none is chosen."""
+        """The chosen columns in table order, or the default ones if none is chosen; then metrics and settings."""
         chosen = {name for name in self.columns if name}
         found = tuple(column for column in COLUMNS if column.name in chosen)
-        return found or tuple(column for column in COLUMNS if column.by_default)
+        found = found or tuple(column for column in COLUMNS if column.by_default)
+        return found + tuple(
+            Column(name, name.removeprefix(METRIC).removeprefix(CONFIG), name, True, name) for name in self.value_names
+        )
 
     @property
     def wanted(self) -> RunFilter:
-        """The filter; unknown values of a choice are ignored."""
+        """The filter; unknown values of a choice are ignored. Raises QueryError."""
         return RunFilter(
             statuses=tuple(word for word in self.status if word in RUN_STATUSES),
             origins=tuple(word for word in self.origin if word in get_args(Origin)),
@@ -109,13 +125,14 @@ class Asked:
             experiment=self.experiment or None,
             text=self.text or None,
             archived=cast(Archived, self.archived if self.archived in get_args(Archived) else "no"),
+            query=parse(self.filter) if self.filter.strip() else None,
         )
 
     @property
-    def order(self) -> tuple[RunSort, Direction]:
+    def order(self) -> tuple[str, Direction]:
         """The column and direction of sorting."""
-        sort = self.sort if self.sort in RUN_SORTS else "created_at"
-        return cast(RunSort, sort), "asc" if self.direction == "asc" else "desc"
+        known = self.sort in RUN_SORTS or NAME_PATTERN.fullmatch(self.sort)
+        return self.sort if known else "created_at", "asc" if self.direction == "asc" else "desc"
 
 
 @dataclass(frozen=True)
@@ -134,11 +151,13 @@ def _asked(
     tag: Text = "",
     experiment: Text = "",
     text: Text = "",
+    filter: Condition = "",
+    values: Condition = "",
     archived: Text = "no",
     sort: Text = "created_at",
     direction: Text = "desc",
 ) -> Asked:
-    return Asked(status, origin, columns, tag, experiment, text, archived, sort, direction)
+    return Asked(status, origin, columns, tag, experiment, text, filter, values, archived, sort, direction)
 
 
 AskedDep = Annotated[Asked, Depends(_asked)]
@@ -155,8 +174,11 @@ def runs_page(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResp
         experiments=experiments,
         origins=ORIGINS,
         columns=[(column, column in asked.shown) for column in COLUMNS],
-        kept=[(name, value) for name, value in query if name not in ("columns", "cursor") and value],
-        plain_url=url_with("/", query, {"columns": None, "cursor": None}) if any(asked.columns) else "",
+        kept=[(name, value) for name, value in query if name not in ("columns", "values", "cursor") and value],
+        fields=", ".join(FIELDS),
+        plain_url=url_with("/", query, {"columns": None, "values": None, "cursor": None})
+        if any(asked.columns) or asked.values
+        else "",
         **_table(page, asked, cursor),
     )
 
@@ -170,7 +192,11 @@ def runs_table(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLRes
 def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
     sort, direction = asked.order
     with page.service.database.reading() as session:
-        rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, cursor)
+        problem = ""
+        try:
+            rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, cursor, asked.value_names)
+        except QueryError as error:
+            rows, following, problem = [], None, str(error)
         # Without rows, the page says whether the store is empty or the filter too narrow.
         any_run = bool(rows) or session.scalar(select(Run.id).limit(1)) is not None
         has_curves = any(column.name == "curve" for column in asked.shown)
@@ -183,6 +209,7 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
 
     return {
         "asked": asked,
+        "problem": problem,
         "rows": [(run, progress(run), lines.get(run.uid), _seconds(run, page.now)) for run in rows],
         "phases": phases,
         "heads": [_head(column, sort, direction, link) for column in (NAME_COLUMN, *asked.shown)],

@@ -9,8 +9,9 @@ from typing import Any
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.launch.spec import SpecError
 from rhyme_openrlhf.api.launch.spec_command import from_argv
-from rhyme_openrlhf.api.read.comparison import GIT, differing, settings_of
+from rhyme_openrlhf.api.read.comparison import GIT, differing
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.parameters import settings_of
 from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.new_run.option_words import explained
 

@@ -13,7 +13,6 @@ import os
 import shlex
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,28 +21,41 @@ from rich.console import RenderableType
 
 from rhyme_openrlhf.cli.console import console
 from rhyme_openrlhf.cli.runs import tables, watch
-from rhyme_openrlhf.cli.runs.client import PAGE, Client, ClientError
-from rhyme_openrlhf.settings.control import UID_DIGITS
+from rhyme_openrlhf.client import Client, ClientError
+from rhyme_openrlhf.client.calls import ENDED, PAGE
+from rhyme_openrlhf.client.models import RunDetail
 from rhyme_openrlhf.telemetry.wording import without_controls
 
-BAD_INPUT = 2
-NEWEST = "last"
 # The table of a comparison needs none of its curves; this is the least the service gives (api/routes/series.py).
 LEAST_POINTS = 4
 # A run that was asked to stop ends between two steps; this is beyond the service's own grace time.
 WAIT_SECONDS = 1800.0
 
 
+# Fields of a file for `rhyme runs start --file`.
+SPEC_FIELDS = frozenset({"name", "experiment", "notes", "tags", "command", "arguments"})
+
+
+class UsageError(ClientError):
+    """The command line is wrong; the message is one sentence."""
+
+
 def list_runs(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs list`"""
-    params: dict[str, Any] = {"sort": args.sort, "direction": "asc" if args.ascending else "desc"}
-    for name in ("status", "tag", "experiment", "text"):
-        if getattr(args, name):
-            params[name] = getattr(args, name)
-    if args.archived:
-        params["archived"] = "all"
-    runs = list(client.pages("/runs", params, args.limit))
-    _show(args, runs, lambda: tables.runs_table(runs, time.time()))
+    found = client.runs(
+        status=args.status or (),
+        tag=args.tag or (),
+        experiment=args.experiment or "",
+        text=args.text or "",
+        filter=args.filter or "",
+        columns=args.column or (),
+        archived="all" if args.archived else "no",
+        sort=args.sort,
+        direction="asc" if args.ascending else "desc",
+        limit=args.limit,
+    )
+    runs = list(found)
+    _show(args, runs, lambda: tables.runs_table(runs, time.time(), args.column or ()))
     if not runs and not args.json:
         print("there are no such runs; `rhyme runs start --help` shows how to start one", file=sys.stderr)
     return 0
@@ -51,7 +63,7 @@ def list_runs(client: Client, args: argparse.Namespace) -> int:
 
 def show(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs show`"""
-    run = client.get(f"/runs/{find(client, args.run)}")
+    run = client.run(client.find(args.run))
     _show(args, run, lambda: tables.run_table(run, time.time()))
     return 0
 
@@ -60,61 +72,84 @@ def start(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs start`"""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if bool(command) == bool(args.file):
-        raise ClientError("give either a command behind -- or a file with --file", BAD_INPUT)
-    body: dict[str, Any] = {"command": shlex.join(command)} if command else _read_spec(args.file)
-    for name in ("name", "experiment", "notes"):
-        if getattr(args, name):
-            body[name] = getattr(args, name)
-    if args.tag:
-        body["tags"] = args.tag
-    if args.set:
-        # Over those of the command, or of the file.
-        for group, values in edits(args.set, []).items():
-            body.setdefault("arguments", {}).setdefault(group, {}).update(values)
-    run = client.post("/runs", body, args.key or uuid.uuid4().hex)
-    return _started(client, args, run)
+        raise UsageError("give either a command behind -- or a file with --file")
+    spec: dict[str, Any] = {"command": shlex.join(command)} if command else _read_spec(args.file)
+    # Settings of --set take precedence over those of the command or the file.
+    for group, values in edits(args.set, []).items():
+        spec.setdefault("arguments", {}).setdefault(group, {}).update(values)
+    spec |= _described(args)
+    if unknown := sorted(set(spec) - SPEC_FIELDS):
+        raise UsageError(f"{args.file} has no field {unknown[0]!r}: it may have {', '.join(sorted(SPEC_FIELDS))}")
+    return _started(client, args, client.start(**spec, key=args.key or ""))
 
 
 def stop(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs stop`"""
-    uid = find(client, args.run)
-    run = client.post(f"/runs/{uid}/stop")
+    uid = client.find(args.run)
+    run = client.stop(uid)
     if args.wait:
-        watch.wait_for(client, uid, watch.ENDED, WAIT_SECONDS, _told(args))
-        run = client.get(f"/runs/{uid}")
+        watch.wait_for(client, uid, ENDED, WAIT_SECONDS, _told(args))
+        run = client.run(uid)
     _show(args, run, lambda: tables.run_table(run, time.time()))
-    if args.wait and run["status"] not in watch.ENDED:
+    if args.wait and run["status"] not in ENDED:
         raise ClientError(f"run {uid} is still {run['status']} after {WAIT_SECONDS:.0f} s")
     return 0
 
 
 def resume(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs resume`"""
-    uid = find(client, args.run)
-    return _started(client, args, client.post(f"/runs/{uid}/resume"))
+    return _started(client, args, client.resume(client.find(args.run), key=args.key or ""))
 
 
 def clone(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs clone`"""
-    uid = find(client, args.run)
-    body: dict[str, Any] = {"edits": edits(args.set, args.unset)}
-    for name in ("name", "experiment", "notes"):
-        if getattr(args, name):
-            body[name] = getattr(args, name)
-    if args.tag:
-        body["tags"] = args.tag
-    return _started(client, args, client.post(f"/runs/{uid}/clone", body, uuid.uuid4().hex))
+    uid = client.find(args.run)
+    return _started(client, args, client.clone(uid, edits=edits(args.set, args.unset), **_described(args)))
+
+
+def edit(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme runs edit`"""
+    uid = client.find(args.run)
+    changes = {name: getattr(args, name) for name in ("name", "notes", "experiment")}
+    based_on = ""
+    if args.tag or args.untag:
+        before = client.run(uid)
+        based_on = before["etag"]
+        changes["tags"] = sorted({*before["tags"], *(args.tag or [])} - {*(args.untag or [])})
+    if all(change is None for change in changes.values()):
+        raise UsageError("give what to change: --name, --notes, --experiment, --tag or --untag")
+    run = client.edit(uid, **changes, based_on=based_on)
+    _show(args, run, lambda: tables.run_table(run, time.time()))
+    return 0
+
+
+def archive(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme runs archive`"""
+    uid = client.find(args.run)
+    run = client.unarchive(uid) if args.undo else client.archive(uid)
+    _show(args, run, lambda: tables.run_table(run, time.time()))
+    return 0
+
+
+def delete(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme runs delete`"""
+    uid = client.find(args.run)
+    if not args.yes:
+        raise UsageError(f"this deletes everything that run {uid} reported; add --yes if that is meant")
+    client.delete(uid)
+    print(json.dumps({"deleted": uid}) if args.json else f"run {uid} is deleted; its run directory stays")
+    return 0
 
 
 def logs(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs logs`"""
-    uid = find(client, args.run)
+    uid = client.find(args.run)
     if not (args.file or args.list):
         watch.show_events(client, uid, args.tail, args.follow, args.json, sys.stdout)
         return 0
     attempt = args.attempt or _newest_attempt(client, uid)
     if args.list:
-        files = client.get(f"/runs/{uid}/attempts/{attempt}/logs")
+        files = client.logs(uid, attempt)
         _show(args, files, lambda: tables.logs_table(files, time.time()))
         return 0
     watch.show_log(client, uid, attempt, args.file, args.tail, args.follow, args.json, sys.stdout)
@@ -123,11 +158,11 @@ def logs(client: Client, args: argparse.Namespace) -> int:
 
 def compare(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs compare`"""
-    uids = [find(client, run) for run in args.run]
+    uids = [client.find(run) for run in args.run]
     if len(uids) < 2:
-        raise ClientError("two runs at least are compared", BAD_INPUT)
-    comparison = client.get("/compare", {"run": uids, "points": args.points if args.json else LEAST_POINTS})
-    difference = client.get("/config-diff", {"a": uids[0], "b": uids[1]}) if len(uids) == 2 else None
+        raise UsageError("two runs at least are compared")
+    comparison = client.compare(uids, points=args.points if args.json else LEAST_POINTS)
+    difference = client.config_difference(uids[0], uids[1]) if len(uids) == 2 else None
     _show(args, {"comparison": comparison, "config": difference}, lambda: tables.comparison_table(comparison))
     if difference is not None and not args.json:
         console().print()
@@ -138,9 +173,8 @@ def compare(client: Client, args: argparse.Namespace) -> int:
 def export(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs export`"""
     if args.format == "parquet" and not args.output and sys.stdout.isatty():
-        raise ClientError("Parquet is no text: name a file with --output, or lead standard output into one", BAD_INPUT)
-    path = f"/export/runs/{find(client, args.run)}/{args.table}" if args.run else "/export/runs"
-    with client.download(path, {"format": args.format}) as pieces:
+        raise UsageError("Parquet is no text: name a file with --output, or lead standard output into one")
+    with client.export(client.find(args.run) if args.run else "", args.table, form=args.format) as pieces:
         if not args.output:
             if sys.stdout.isatty():
                 # Names and messages of runs may hold control characters; a file or pipe gets the table as it is.
@@ -166,7 +200,7 @@ def export(client: Client, args: argparse.Namespace) -> int:
 
 def import_run(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs import`"""
-    done = client.post("/imports", {"directory": os.path.abspath(args.directory)})
+    done = client.import_directory(os.path.abspath(args.directory))
     if args.json:
         print(json.dumps(done, indent=2))
     else:
@@ -180,32 +214,13 @@ def import_run(client: Client, args: argparse.Namespace) -> int:
     return 0
 
 
-def find(client: Client, name: str) -> str:
-    """Return the uid of the run that `name` means: a uid, its beginning, a name, or "last"."""
-    if len(name) == UID_DIGITS and all(c in "0123456789abcdef" for c in name):
-        return name
-    if name == NEWEST:
-        newest = list(client.pages("/runs", {"sort": "created_at", "direction": "desc"}, 1))
-        if not newest:
-            raise ClientError("there are no runs yet")
-        return str(newest[0]["uid"])
-    found = list(client.pages("/runs", {"text": name, "archived": "all"}, PAGE))
-    for fits in (lambda run: run["uid"].startswith(name), lambda run: run["name"] == name):
-        uids = [str(run["uid"]) for run in found if fits(run)]
-        if len(uids) == 1:
-            return uids[0]
-        if uids:
-            raise ClientError(f"several runs are called {name!r}: {', '.join(uids[:5])}; name one by its uid")
-    raise ClientError(f"there is no run {name!r}; `rhyme runs list` shows all")
-
-
 def edits(assignments: list[str], unset: list[str]) -> dict[str, dict[str, Any]]:
     """`group.option=value` as arguments of a spec; values are JSON where they can be, else text. Raises ClientError."""
     found: dict[str, dict[str, Any]] = {}
     for assignment in assignments:
         option, equals, written = assignment.partition("=")
         if not equals:
-            raise ClientError(f"--set needs GROUP.OPTION=VALUE, got {assignment!r}", BAD_INPUT)
+            raise UsageError(f"--set needs GROUP.OPTION=VALUE, got {assignment!r}")
         try:
             given = json.loads(written)
         except ValueError:
@@ -219,7 +234,7 @@ def edits(assignments: list[str], unset: list[str]) -> dict[str, dict[str, Any]]
 def _set(found: dict[str, dict[str, Any]], option: str, given: Any) -> None:
     group, dot, name = option.removeprefix("--").partition(".")
     if not (group and dot and name):
-        raise ClientError(f"an option is GROUP.OPTION, as in vllm.num_engines; got {option!r}", BAD_INPUT)
+        raise UsageError(f"an option is GROUP.OPTION, as in vllm.num_engines; got {option!r}")
     found.setdefault(group, {})[name] = given
 
 
@@ -227,17 +242,15 @@ def _read_spec(path: str) -> dict[str, Any]:
     try:
         spec = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text())
     except OSError as error:
-        raise ClientError(f"{path} cannot be read: {error.strerror}", BAD_INPUT) from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ClientError(f"{path} is not JSON: {error}", BAD_INPUT) from None
+        raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(spec, dict):
-        raise ClientError(
-            f"{path} must hold a JSON object, as `rhyme runs show RUN --json` has it in `spec`", BAD_INPUT
-        )
+        raise UsageError(f"{path} must hold a JSON object, as `rhyme runs show RUN --json` has it in `spec`")
     return spec
 
 
-def _started(client: Client, args: argparse.Namespace, run: dict[str, Any]) -> int:
+def _started(client: Client, args: argparse.Namespace, run: RunDetail) -> int:
     """Show a run that was just asked for, and follow it if wanted."""
     if args.json:
         print(json.dumps(run, indent=2))
@@ -249,8 +262,14 @@ def _started(client: Client, args: argparse.Namespace, run: dict[str, Any]) -> i
     return 0
 
 
+def _described(args: argparse.Namespace) -> dict[str, Any]:
+    """Return name, experiment, notes and tags, as far as they are given."""
+    given = {"name": args.name, "experiment": args.experiment, "notes": args.notes, "tags": args.tag}
+    return {name: value for name, value in given.items() if value}
+
+
 def _newest_attempt(client: Client, uid: str) -> int:
-    attempts = client.get(f"/runs/{uid}/attempts")
+    attempts = client.run(uid)["attempts"]
     if not attempts:
         raise ClientError(f"run {uid} has not been started yet")
     return int(attempts[-1]["number"])

@@ -1,4 +1,4 @@
-"""`rhyme runs`: list, show, start, stop, resume, clone, follow, compare, export and import runs of a control plane."""
+"""`rhyme runs`: the commands of the control plane's client, and their options."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rhyme_openrlhf.cli.runs import access, actions
-from rhyme_openrlhf.cli.runs.actions import BAD_INPUT
-from rhyme_openrlhf.cli.runs.client import NO_ACCESS, Client, ClientError, exchange
+from rhyme_openrlhf.cli.runs import actions
+from rhyme_openrlhf.cli.runs.actions import UsageError
+from rhyme_openrlhf.client import AccessError, Client, ClientError, UnreachableError, access, exchange
 from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry.wording import without_controls
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rhyme_openrlhf.api.settings import ServeSettings
 
 INTERRUPTED_CODE = 130
+REFUSED, BAD_INPUT, UNREACHABLE, NO_ACCESS = 1, 2, 3, 4
 # Of a token's name (api/store/models.py).
 NAME_LENGTH = 200
 
@@ -67,8 +68,10 @@ def build_parser() -> argparse.ArgumentParser:
         commands, "resume", actions.resume, "go on with a run from its last checkpoint", "rhyme runs resume math-7b -f"
     )
     _run(resuming)
+    resuming.add_argument("--key", metavar="KEY", help="the same key again resumes it only once (scripts)")
     _follow(resuming)
     _clone(commands)
+    _edit(commands)
     _logs(commands)
     comparing = _command(
         commands, "compare", actions.compare, "figures of runs side by side", "rhyme runs compare baseline last"
@@ -101,14 +104,18 @@ def main(argv: list[str]) -> int:
     try:
         if args.action is None:
             return login(args.address)
-        with Client(access.find_access(args.server, args.token_file, os.environ)) as client:
+        with Client(args.server, token_file=args.token_file) as client:
             return int(args.action(client, args))
-    except access.AccessError as error:
-        return _said(error, NO_ACCESS)
     except ClientError as error:
-        return _said(error, error.code)
+        return _said(error, exit_code(error))
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
+
+
+def exit_code(error: ClientError) -> int:
+    """Return the exit code of an error."""
+    kinds = ((UsageError, BAD_INPUT), (AccessError, NO_ACCESS), (UnreachableError, UNREACHABLE))
+    return next((code for kind, code in kinds if isinstance(error, kind)), REFUSED)
 
 
 def login(address: str) -> int:
@@ -119,7 +126,7 @@ def login(address: str) -> int:
     """
     if access.split_link(address)[1]:
         # Other users of this machine see it there, and the shell keeps it.
-        raise ClientError("give no token on the command line: `rhyme runs login` asks for the link", BAD_INPUT)
+        raise UsageError("give no token on the command line: `rhyme runs login` asks for the link")
     local = _local_settings(address)
     asked = f"access token for {address}" if address else "link that `rhyme serve` printed"
     if local is not None:
@@ -133,8 +140,8 @@ def login(address: str) -> int:
     signed_in = access.Access(access.checked_url(found or address), access.checked_token(secret))
     if secret.startswith(access.CODE_START):
         signed_in = exchange(signed_in.url, secret, f"rhyme runs on {socket.gethostname()}"[:NAME_LENGTH])
-    with Client(signed_in) as client:
-        who = client.get("/session")
+    with Client(signed_in.url, signed_in.token) as client:
+        who = client.whoami()
     path = access.keep(signed_in, os.environ)
     name = without_controls(who["name"])
     print(f"signed in to {signed_in.url} as {name} ({who['role']}); kept in {path}")
@@ -169,7 +176,7 @@ def _local_code(settings: ServeSettings) -> tuple[str, str]:
     try:
         return url, new_code(settings)
     except DatabaseError as error:
-        raise access.AccessError(str(error)) from error
+        raise AccessError(str(error)) from error
 
 
 def _said(error: Exception, code: int) -> int:
@@ -208,15 +215,28 @@ def _follow(parser: argparse.ArgumentParser) -> None:
 
 def _list(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
-        commands, "list", actions.list_runs, "the runs, newest first", "rhyme runs list --status running --tag baseline"
+        commands,
+        "list",
+        actions.list_runs,
+        "the runs, newest first",
+        "rhyme runs list --filter 'reward > 0.5 and config.actor.adam.lr = 1e-6' --sort metric.policy_loss",
     )
     parser.add_argument("--status", action="append", metavar="STATUS", help="only these (repeat for several)")
     parser.add_argument("--tag", action="append", metavar="TAG", help="only with all of these tags")
     parser.add_argument("--experiment", metavar="NAME", help="only of this experiment")
     parser.add_argument("--text", metavar="TEXT", help="only with this in name, notes or id")
+    parser.add_argument(
+        "--filter",
+        metavar="CONDITION",
+        help="only these: names compared by = != < <= > >= or ~ (contains), with and, or, not and brackets; a name is "
+        "a field, metric.NAME (its last value) or config.GROUP.OPTION",
+    )
+    parser.add_argument(
+        "--column", action="append", metavar="NAME", help="show metric.NAME or config.GROUP.OPTION too (repeat)"
+    )
     parser.add_argument("--archived", action="store_true", help="archived ones too")
     parser.add_argument(
-        "--sort", default="created_at", metavar="COLUMN", help="created_at (default), reward, step, ..."
+        "--sort", default="created_at", metavar="COLUMN", help="created_at (default), reward, metric.NAME, ..."
     )
     parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
     parser.add_argument("--limit", type=_count, default=50, metavar="N", help="at most this many (default: 50)")
@@ -255,6 +275,36 @@ def _clone(commands: argparse._SubParsersAction[Parser]) -> None:
         "--unset", action="append", default=[], metavar="GROUP.OPTION", help="back to the default (repeat for several)"
     )
     _follow(parser)
+
+
+def _edit(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(
+        commands,
+        "edit",
+        actions.edit,
+        "change a run's name, notes, tags or experiment",
+        "rhyme runs edit last --tag baseline --notes 'window of 32'\n  rhyme runs edit last --experiment ''",
+    )
+    _run(parser)
+    parser.add_argument("--name", metavar="NAME", help="the new name")
+    parser.add_argument("--notes", metavar="TEXT", help="the new notes")
+    parser.add_argument("--experiment", metavar="NAME", help="an existing experiment, or '' for none")
+    parser.add_argument("--tag", action="append", metavar="TAG", help="add a tag (repeat for several)")
+    parser.add_argument("--untag", action="append", metavar="TAG", help="remove a tag (repeat for several)")
+    hiding = _command(
+        commands, "archive", actions.archive, "hide a run from the list, or show it again", "rhyme runs archive last"
+    )
+    _run(hiding)
+    hiding.add_argument("--undo", action="store_true", help="show it in the list again")
+    removing = _command(
+        commands,
+        "delete",
+        actions.delete,
+        "delete an archived run with everything it reported; its run directory stays",
+        "rhyme runs delete trial --yes",
+    )
+    _run(removing)
+    removing.add_argument("--yes", action="store_true", help="delete it without asking")
 
 
 def _described(parser: argparse.ArgumentParser) -> None:

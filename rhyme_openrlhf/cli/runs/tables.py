@@ -32,9 +32,10 @@ VALUE_WIDTH = 60
 _SECONDS_PER_DAY = 86400
 
 
-def runs_table(runs: Sequence[Json], now: float) -> Table:
-    """Build the table of runs. `now` in unix seconds."""
-    table = _table("run", "name", "status", "step", "reward", "tokens/s", "speculation", "bubbles", "age", "tags")
+def runs_table(runs: Sequence[Json], now: float, columns: Sequence[str] = ()) -> Table:
+    """Build the table of runs with the values `columns`. `now` in unix seconds."""
+    fields = ("run", "name", "status", "step", "reward", "tokens/s", "speculation", "bubbles", "age", "tags")
+    table = _table(*fields, *columns)
     for run in runs:
         _row(
             table,
@@ -48,6 +49,7 @@ def runs_table(runs: Sequence[Json], now: float) -> Table:
             wording.percent(run.get("bubble_fraction")),
             age(run.get("created_at"), now),
             text(", ".join(map(str, run.get("tags") or []))),
+            *(value((run.get("values") or {}).get(name)) for name in columns),
         )
     return table
 

@@ -9,10 +9,11 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TextIO
-from urllib.parse import quote
+from typing import TextIO
 
-from rhyme_openrlhf.cli.runs.client import PAGE, Client
+from rhyme_openrlhf.client import Client
+from rhyme_openrlhf.client.calls import ENDED, PAGE
+from rhyme_openrlhf.client.models import Event, LogChunk
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import EngineStep, Recorded, TrainStep
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, EngineCounters
@@ -34,8 +35,6 @@ SHOWN_KINDS = (
     "run_finished",
 )
 LAST_KIND = "run_finished"
-# How the API's statuses say that nothing more will come (api/store/status.py; this must not import the service).
-ENDED = frozenset({"stopped", "succeeded", "failed", "crashed", "lost"})
 POLL_SECONDS = 2.0
 
 
@@ -44,17 +43,17 @@ class EventLines:
 
     def __init__(self, client: Client, uid: str, stream: TextIO, as_json: bool) -> None:
         self._client = client
-        self._path = f"/runs/{uid}/steps"
+        self._uid = uid
         self._stream = stream
         self._as_json = as_json
         self._display = LinesDisplay(stream)
 
-    def show(self, row: dict[str, Any]) -> None:
+    def show(self, row: Event) -> None:
         """Print one event of the API; skip an event of a newer kind or form. Raises ClientError."""
         if self._as_json:
             print(json.dumps(row), file=self._stream, flush=True)
             return
-        envelope = {name: row[name] for name in ("kind", "time", "source", "sequence")}
+        envelope = {"kind": row["kind"], "time": row["time"], "source": row["source"], "sequence": row["sequence"]}
         try:
             recorded = parse({**row["body"], **envelope})
         except EventError:
@@ -67,7 +66,7 @@ class EventLines:
 
     def _show_engines(self, recorded: Recorded, step: int) -> None:
         """Tell the display what the engines did in a step: their sum, because a run may have a thousand of them."""
-        for row in self._client.get(self._path, {"from_step": step, "to_step": step})["items"]:
+        for row in self._client.steps(self._uid, from_step=step, to_step=step):
             sums = {name: row[name] for name in COUNTER_NAMES if name in row}
             counters = EngineCounters(**{**sums, "response_tokens": row["engine_tokens"]})
             self._display.show(replace(recorded, event=EngineStep(step, 0, counters, None)))
@@ -75,11 +74,10 @@ class EventLines:
 
 def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool, stream: TextIO) -> None:
     """Print the last `last` events that make a line, and with `follow` also new ones. Raises ClientError."""
-    path = f"/runs/{uid}/events"
     lines = EventLines(client, uid, stream, as_json)
     # The run's first event says how many steps there are, and when it began.
-    first = list(client.pages(path, {"kind": "run_started", "direction": "asc"}, 1))
-    rows = list(client.pages(path, {"kind": list(SHOWN_KINDS), "direction": "desc"}, last))[::-1]
+    first = list(client.events(uid, kinds=["run_started"], limit=1))
+    rows = list(client.events(uid, kinds=SHOWN_KINDS, direction="desc", limit=last))[::-1]
     if first and rows and rows[0]["id"] > first[0]["id"]:
         rows.insert(0, first[0])
     for row in rows:
@@ -87,15 +85,14 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
     if not follow:
         return
     newest = rows[-1]["id"] if rows else 0
-    for event in client.follow(f"{path}/stream", {"kind": list(SHOWN_KINDS), "after": newest}):
-        told = json.loads(event.data) if event.kind == "message" else None
+    for told in client.follow_events(uid, kinds=SHOWN_KINDS, after=newest):
         if told is not None:
             lines.show(told)
             newest = told["id"]
         # At a ping too: a run that was killed has no last word, and another one may have ended before.
         if (told is None or told["kind"] == LAST_KIND) and has_ended(client, uid):
             # What was stored between the last event and the end.
-            late = client.pages(path, {"kind": list(SHOWN_KINDS), "direction": "desc"}, PAGE)
+            late = client.events(uid, kinds=SHOWN_KINDS, direction="desc", limit=PAGE)
             for one in [one for one in late if one["id"] > newest][::-1]:
                 lines.show(one)
             return
@@ -105,15 +102,14 @@ def show_log(
     client: Client, uid: str, attempt: int, name: str, last: int, follow: bool, as_json: bool, stream: TextIO
 ) -> None:
     """Print the last `last` lines of a log file, and with `follow` also new ones. Raises ClientError."""
-    base, file = f"/runs/{uid}/attempts/{attempt}", quote(name)
-    chunk = client.get(f"{base}/logs/{file}", {"tail": last})
+    chunk = client.log(uid, attempt, name, tail=last)
     _print_piece(chunk, as_json, stream)
     if not follow:
         return
     ended = False
-    for event in client.follow(f"{base}/log-stream/{file}", {"start": chunk["end"]}):
-        if event.kind == "message":
-            _print_piece(json.loads(event.data), as_json, stream)
+    for piece in client.follow_log(uid, attempt, name, start=chunk["end"]):
+        if piece is not None:
+            _print_piece(piece, as_json, stream)
             ended = False
         elif ended:
             # A whole ping after the run's end, nothing came any more.
@@ -131,7 +127,7 @@ def wait_for(client: Client, uid: str, statuses: Iterable[str], limit_s: float, 
     end = time.monotonic() + limit_s
     shown = ""
     while True:
-        status = str(client.get(f"/runs/{uid}")["status"])
+        status = client.run(uid)["status"]
         if status != shown:
             told(status)
             shown = status
@@ -142,10 +138,10 @@ def wait_for(client: Client, uid: str, statuses: Iterable[str], limit_s: float, 
 
 def has_ended(client: Client, uid: str) -> bool:
     """Return True if a run has ended."""
-    return client.get(f"/runs/{uid}")["status"] in ENDED
+    return client.run(uid)["status"] in ENDED
 
 
-def _print_piece(chunk: dict[str, Any], as_json: bool, stream: TextIO) -> None:
+def _print_piece(chunk: LogChunk, as_json: bool, stream: TextIO) -> None:
     if as_json:
         print(json.dumps(chunk), file=stream, flush=True)
         return

@@ -91,10 +91,10 @@ def test_all_faults_come_at_once(root: Path) -> None:
 
 def test_names_that_are_all_wrong_take_no_more_time_than_a_hundred(root: Path) -> None:
     wrong = {f"histospec{number}": {"widow_max" * 1000: 1} for number in range(20_000)}
-    began = time.monotonic()
+    began = time.process_time()
     assert len(faults({**spec(root), **wrong}, root)) == 100
     # All of them take minutes.
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_rules_that_tie_options_together(root: Path) -> None:

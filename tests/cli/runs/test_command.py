@@ -28,9 +28,9 @@ from rhyme_openrlhf.api.launch.ray_jobs import RayLauncher
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
-from rhyme_openrlhf.cli.runs import client as client_module
-from rhyme_openrlhf.cli.runs.access import Access, keep
 from rhyme_openrlhf.cli.runs.command import build_parser, main
+from rhyme_openrlhf.client import client as client_module
+from rhyme_openrlhf.client.access import Access, keep
 from rhyme_openrlhf.telemetry import reporter as reporter_module
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import (
@@ -165,6 +165,18 @@ def test_what_was_reported_is_listed_and_shown(rhyme: Rhyme, reported: str) -> N
     code, out, _ = rhyme("show", reported[:6])
     assert code == 0 and "succeeded" in out and "attempt 1" in out
     assert answer(rhyme, "show", "trial")["config"]["settings"]["control"]["run_uid"] == reported
+
+
+def test_runs_are_found_by_a_condition(rhyme: Rhyme, reported: str) -> None:
+    condition = f"metric.policy_loss < 0.2 and uid = {reported}"
+    code, out, err = rhyme(
+        "list", "--filter", condition, "--column", "metric.policy_loss", "--sort", "metric.policy_loss"
+    )
+    assert code == 0 and reported in out and "metric.policy_loss" in out and "0.1" in out, err
+    (run,) = answer(rhyme, "list", "--filter", condition, "--column", "metric.policy_loss")
+    assert run["values"] == {"metric.policy_loss": 0.1}
+    code, _, err = rhyme("list", "--filter", "reward >")
+    assert code == 1 and "expected a value" in err and len(err.splitlines()) == 1
 
 
 def test_events_are_shown_as_lines(rhyme: Rhyme, reported: str) -> None:
@@ -305,6 +317,9 @@ def test_a_spec_is_started_from_a_file_once(rhyme: Rhyme, tmp_path: Path) -> Non
     assert one["spec"]["arguments"]["train"]["num_episodes"] == 3
     code, _, err = rhyme(*argv[:-2], "--name", "other", "--key", "a-key")
     assert code == 1 and len(err.splitlines()) == 1
+    file.write_text(json.dumps({"nmae": "again"}))
+    code, _, err = rhyme(*argv)
+    assert code == 2 and "no field 'nmae'" in err
 
 
 def test_bad_values_are_said_field_by_field(rhyme: Rhyme) -> None:
@@ -348,6 +363,24 @@ def test_a_run_directory_is_imported(rhyme: Rhyme, service: Service, tmp_path: P
     assert answer(rhyme, "show", "5" * 16)["origin"] == "imported"
     code, _, err = rhyme("import", str(tmp_path))
     assert code == 1 and "--serve.roots" in err
+
+
+def test_a_run_is_edited_archived_and_deleted(rhyme: Rhyme) -> None:
+    uid = new_run(rhyme, "edited")["uid"]
+    assert rhyme("edit", uid)[0] == 2
+    run = answer(rhyme, "edit", uid, "--tag", "b", "--untag", "t1", "--notes", "seen")
+    assert (run["tags"], run["notes"], run["name"]) == (["b"], "seen", "edited")
+    code, _, err = rhyme("edit", uid, "--experiment", "none of this name")
+    assert code == 1 and "none of this name" in err
+    rhyme("stop", uid, "--wait")
+    assert answer(rhyme, "archive", uid)["archived_at"] is not None
+    assert answer(rhyme, "archive", uid, "--undo")["archived_at"] is None
+    code, _, err = rhyme("delete", uid)
+    assert code == 2 and "--yes" in err
+    assert rhyme("delete", uid, "--yes")[0] == 1
+    rhyme("archive", uid)
+    assert answer(rhyme, "delete", uid, "--yes") == {"deleted": uid}
+    assert rhyme("show", uid)[0] == 1
 
 
 def test_an_unknown_run_is_one_sentence(rhyme: Rhyme) -> None:
@@ -439,7 +472,23 @@ def test_login_without_a_link_makes_a_token_from_this_machine_s_store(
 
 
 @pytest.mark.parametrize(
-    "name", ["list", "show", "start", "stop", "resume", "clone", "logs", "compare", "export", "import", "login"]
+    "name",
+    [
+        "list",
+        "show",
+        "start",
+        "stop",
+        "resume",
+        "clone",
+        "edit",
+        "archive",
+        "delete",
+        "logs",
+        "compare",
+        "export",
+        "import",
+        "login",
+    ],  # fmt: skip
 )
 def test_help_teaches_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:

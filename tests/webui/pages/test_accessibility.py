@@ -17,7 +17,7 @@ from rhyme_openrlhf.api.ingest.importer import import_directory
 
 AXE = "4.10.3"
 FETCH_SECONDS = 60
-PUBLIC = "/sign-in"
+PUBLIC = ("/docs", "/sign-in")
 # All of them: {uid} is a recorded run, {moving} a synthetic one that has moves, layout switches and rank groups.
 PAGES = (
     "/",
@@ -94,8 +94,9 @@ def test_no_page_has_a_serious_fault(demo_dashboard: Any, chromium: Any, axe: st
         )
         context.set_default_timeout(20_000)
         page = context.new_page()
-        page.goto(demo_dashboard.url + PUBLIC)
-        found[f"{PUBLIC} {theme}"] = faults(page, axe)
+        for path in PUBLIC:
+            page.goto(demo_dashboard.url + path)
+            found[f"{path} {theme}"] = faults(page, axe)
         page.goto(demo_dashboard.link())
         page.wait_for_url(f"{demo_dashboard.url}/")
         for path in PAGES:

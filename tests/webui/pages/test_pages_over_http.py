@@ -123,6 +123,26 @@ def test_a_page_with_figures_asks_for_the_drawing_library_at_once(dashboard: Any
         assert preloads == ("data-figure=" in page), path
 
 
+def test_the_description_of_the_api_is_open_to_all_and_whole(dashboard: Any) -> None:
+    page = httpx.get(f"{dashboard.url}/docs")
+    assert page.status_code == 200 and "https://" not in page.text.replace("https://www.w3.org", "")
+    operations = [one for methods in dashboard.app.openapi()["paths"].values() for one in methods.values()]
+    for one in operations:
+        assert f'id="{one["operationId"]}"' in page.text
+    assert "from rhyme_openrlhf.client import Client" in page.text and "changed_meanwhile" in page.text
+
+
+def test_runs_are_filtered_by_a_condition_and_show_any_value(dashboard: Any) -> None:
+    client = dashboard.signed_in()
+    query = {"filter": "config.histospec.enable = true", "values": "metric.rollout_seconds, config.run.name nonsense"}
+    page = client.get("/", params={**query, "sort": "metric.rollout_seconds"}).text
+    assert dashboard.run_uid in page and 'title="config.run.name"' in page and "nonsense</" not in page
+    assert 'aria-sort="descending" title="metric.rollout_seconds"' in page
+    assert "No run matches" in client.get("/", params={"filter": "reward > 1e9"}).text
+    wrong = client.get("/", params={"filter": "reward >"})
+    assert wrong.status_code == 200 and "Expected a value at the end of the filter." in wrong.text
+
+
 def test_errors_are_pages(dashboard: Any) -> None:
     client = dashboard.signed_in()
     missing = client.get(f"/runs/{'0' * 16}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rhyme_openrlhf.client.errors import AccessError
 from rhyme_openrlhf.settings.control import ControlSettings
 from rhyme_openrlhf.settings.options import SettingsError
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
@@ -30,10 +31,6 @@ PRIVATE = 0o600
 LINK_MARKS = ("code=", "token=")
 # How one-time codes begin (api/store/credentials.py).
 CODE_START = "once_"
-
-
-class AccessError(Exception):
-    """There is no usable address or token; the message is one sentence."""
 
 
 @dataclass(frozen=True)

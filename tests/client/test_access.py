@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.cli.runs.access import (
+from rhyme_openrlhf.client.access import (
     CODE_START,
     DEFAULT_URL,
     Access,

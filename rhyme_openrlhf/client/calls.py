@@ -1,0 +1,226 @@
+"""Every request of the clients: address, parameters, body and result type. Pure: the clients send them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from rhyme_openrlhf.client import models
+
+PREFIX = "/api/v1"
+# Rows per request of a list.
+PAGE = 200
+# More items than any list has.
+ALL = 2**31 - 1
+# Statuses of a run that has ended (api/store/status.py; a client must not import the service).
+ENDED = frozenset({"stopped", "succeeded", "failed", "crashed", "lost"})
+
+Result = TypeVar("Result")
+Arguments = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Call(Generic[Result]):
+    """A request whose JSON response is a `Result`; for a list, `Result` is one item of at most `most`."""
+
+    method: str
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    most: int = 0
+
+    def page(self, left: int, cursor: str | None) -> Call[Any]:
+        """Return the request of one page of a list, of which `left` items are still wanted."""
+        further = {"limit": min(left, PAGE)} | ({"cursor": cursor} if cursor else {})
+        return Call(self.method, self.path, {**self.params, **further})
+
+
+def whoami() -> Call[models.Who]:
+    """Return the user of this token."""
+    return Call("GET", "/session")
+
+
+def runs(
+    *,
+    status: Sequence[str] = (),
+    tag: Sequence[str] = (),
+    experiment: str = "",
+    text: str = "",
+    filter: str = "",
+    columns: Sequence[str] = (),
+    archived: str = "no",
+    sort: str = "created_at",
+    direction: str = "desc",
+    limit: int = 50,
+) -> Call[models.Run]:
+    """Yield at most `limit` runs that match all conditions, in order.
+
+    `filter`: a condition such as `reward > 0.5 and config.actor.adam.lr = 1e-6`. `columns`: further values of each run,
+    `metric.NAME` or `config.GROUP.OPTION`, in its `values`; `sort` takes these names and fields.
+    """
+    given = {"status": list(status), "tag": list(tag), "experiment": experiment, "text": text}
+    given |= {"filter": filter, "column": list(columns)}
+    params = {name: value for name, value in given.items() if value}
+    return Call("GET", "/runs", {**params, "archived": archived, "sort": sort, "direction": direction}, most=limit)
+
+
+def run(uid: str) -> Call[models.RunDetail]:
+    """Return a run with its configuration and attempts."""
+    return Call("GET", f"/runs/{uid}")
+
+
+def start(
+    command: str = "",
+    *,
+    arguments: Arguments | None = None,
+    name: str = "",
+    experiment: str = "",
+    tags: Sequence[str] = (),
+    notes: str = "",
+    key: str = "",
+) -> Call[models.RunDetail]:
+    """Start a run from a command line, from arguments by group, or from both; arguments take precedence.
+
+    `key`: repeating a request with the same key starts no second run.
+    """
+    body = _described(name, experiment, tags, notes)
+    if command:
+        body["command"] = command
+    return Call("POST", "/runs", body={**body, "arguments": arguments or {}}, headers=_key(key))
+
+
+def clone(
+    uid: str,
+    *,
+    edits: Arguments | None = None,
+    name: str = "",
+    experiment: str = "",
+    tags: Sequence[str] = (),
+    notes: str = "",
+    key: str = "",
+) -> Call[models.RunDetail]:
+    """Start a run with another one's settings; an edit of None resets an option to its default."""
+    body = {**_described(name, experiment, tags, notes), "edits": edits or {}}
+    return Call("POST", f"/runs/{uid}/clone", body=body, headers=_key(key))
+
+
+def stop(uid: str) -> Call[models.RunDetail]:
+    """Ask a run to end after its step, with a checkpoint."""
+    return Call("POST", f"/runs/{uid}/stop")
+
+
+def resume(uid: str, *, key: str = "") -> Call[models.RunDetail]:
+    """Continue a run from its last checkpoint; only once for a key."""
+    return Call("POST", f"/runs/{uid}/resume", headers=_key(key))
+
+
+def edit(
+    uid: str,
+    *,
+    name: str | None = None,
+    notes: str | None = None,
+    tags: Sequence[str] | None = None,
+    experiment: str | None = None,
+    based_on: str = "",
+) -> Call[models.RunDetail]:
+    """Change what describes a run; an experiment of "" takes it out of its experiment.
+
+    `based_on`: a run's `etag`. If the run was edited since then, it fails with code "changed_meanwhile".
+    """
+    given = {"name": name, "notes": notes, "tags": None if tags is None else list(tags)}
+    body: dict[str, Any] = {one: value for one, value in given.items() if value is not None}
+    if experiment is not None:
+        body["experiment"] = experiment or None
+    return Call("PATCH", f"/runs/{uid}", body=body, headers={"If-Match": based_on} if based_on else {})
+
+
+def archive(uid: str) -> Call[models.RunDetail]:
+    """Hide a run from the default list."""
+    return Call("POST", f"/runs/{uid}/archive")
+
+
+def unarchive(uid: str) -> Call[models.RunDetail]:
+    """Show an archived run in the default list again."""
+    return Call("POST", f"/runs/{uid}/unarchive")
+
+
+def delete(uid: str) -> Call[None]:
+    """Delete an archived run that has ended, with everything it reported; its run directory stays."""
+    return Call("DELETE", f"/runs/{uid}")
+
+
+def compare(uids: Sequence[str], *, points: int = 500) -> Call[models.Comparison]:
+    """Return figures and curves of runs side by side."""
+    return Call("GET", "/compare", {"run": list(uids), "points": points})
+
+
+def config_difference(a: str, b: str) -> Call[models.ConfigDiff]:
+    """Return the settings in which two runs differ."""
+    return Call("GET", "/config-diff", {"a": a, "b": b})
+
+
+def series(
+    uid: str, names: Sequence[str], *, points: int = 500, axis: str = "step", from_step: int = 0
+) -> Call[models.Series]:
+    """Return curves of a run, such as "reward"; every stretch keeps its smallest and largest value."""
+    params = {"names": ",".join(names), "points": points, "axis": axis, "from_step": from_step}
+    return Call("GET", f"/runs/{uid}/series", params)
+
+
+def steps(uid: str, *, from_step: int = 0, to_step: int = 2**31 - 1, limit: int = ALL) -> Call[dict[str, Any]]:
+    """Yield a run's steps with all their figures."""
+    return Call("GET", f"/runs/{uid}/steps", {"from_step": from_step, "to_step": to_step}, most=limit)
+
+
+def events(uid: str, *, kinds: Sequence[str] = (), direction: str = "asc", limit: int = ALL) -> Call[models.Event]:
+    """Yield a run's events."""
+    return Call("GET", f"/runs/{uid}/events", {"kind": list(kinds), "direction": direction}, most=limit)
+
+
+def follow_events(uid: str, *, kinds: Sequence[str] = (), after: int = 0) -> Call[Any]:
+    """Follow a run's events behind the one with id `after`."""
+    return Call("GET", f"/runs/{uid}/events/stream", {"kind": list(kinds), "after": after})
+
+
+def logs(uid: str, attempt: int) -> Call[list[models.LogFile]]:
+    """Return the log files of an attempt."""
+    return Call("GET", f"/runs/{uid}/attempts/{attempt}/logs")
+
+
+def log(uid: str, attempt: int, name: str, *, tail: int = 200) -> Call[models.LogChunk]:
+    """Return the last lines of a log file."""
+    return Call("GET", f"/runs/{uid}/attempts/{attempt}/logs/{quote(name)}", {"tail": tail})
+
+
+def follow_log(uid: str, attempt: int, name: str, *, start: int) -> Call[Any]:
+    """Follow a log file from byte `start` on."""
+    return Call("GET", f"/runs/{uid}/attempts/{attempt}/log-stream/{quote(name)}", {"start": start})
+
+
+def export(uid: str = "", table: str = "steps", *, form: str = "csv") -> Call[Any]:
+    """Return a table of a run as a file, or without a run the table of all runs."""
+    return Call("GET", f"/export/runs/{uid}/{table}" if uid else "/export/runs", {"format": form})
+
+
+def import_directory(directory: str) -> Call[models.ImportReceipt]:
+    """Bring in a run directory on the service's machine."""
+    return Call("POST", "/imports", body={"directory": directory})
+
+
+def exchange(code: str, name: str) -> Call[dict[str, Any]]:
+    """Create an operator's token, called `name`, for the code of a sign-in link."""
+    return Call("POST", "/tokens/exchange", body={"code": code, "name": name})
+
+
+def _described(name: str, experiment: str, tags: Sequence[str], notes: str) -> dict[str, Any]:
+    given = {"name": name, "experiment": experiment, "tags": list(tags), "notes": notes}
+    return {one: value for one, value in given.items() if value}
+
+
+def _key(key: str) -> dict[str, str]:
+    """Return the header that makes a repeated request harmless; every call has a key of its own unless one is given."""
+    return {"Idempotency-Key": key or uuid.uuid4().hex}

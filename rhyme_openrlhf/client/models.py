@@ -1,0 +1,169 @@
+"""The JSON of the control plane's responses, as types. `/docs` of the service describes every field.
+
+A newer server may send more fields. Times are unix seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class Run(TypedDict):
+    """A run as a row of the table of runs."""
+
+    uid: str
+    name: str
+    experiment: str | None
+    parent: str | None
+    origin: str
+    status: str
+    message: str
+    tags: list[str]
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    archived_at: float | None
+    engines: int | None
+    tensor_parallel_size: int | None
+    epochs: int | None
+    steps_total: int | None
+    step: int
+    epoch: int
+    reward: float | None
+    tokens_per_second: float | None
+    speculation_rate: float | None
+    bubble_fraction: float | None
+    dropped_events: int
+    last_event_at: float | None
+    values: dict[str, float | str | None]
+
+
+class Attempt(TypedDict):
+    """One start or resume of a run."""
+
+    uid: str
+    number: int
+    resumes: bool
+    status: str
+    message: str
+    submission_id: str | None
+    run_directory: str | None
+    checkpoint_path: str | None
+    queued_at: float
+    started_at: float | None
+    finished_at: float | None
+    heartbeat_at: float | None
+    stop_requested_at: float | None
+
+
+class RunDetail(Run):
+    """A run with its complete configuration and attempts. `etag`: the state that an edit is based on."""
+
+    notes: str
+    spec: dict[str, Any] | None
+    command: list[str]
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    created_by: str
+    attempts: list[Attempt]
+    etag: str
+
+
+class Event(TypedDict):
+    """A recorded event; `body` has the fields of its kind."""
+
+    id: int
+    attempt: int
+    source: str
+    sequence: int
+    time: float
+    kind: str
+    body: dict[str, Any]
+
+
+class Curve(TypedDict):
+    """A down-sampled curve; `count`: points before down-sampling."""
+
+    name: str
+    x: list[float]
+    values: list[float | None]
+    count: int
+
+
+class Series(TypedDict):
+    """Curves of one run."""
+
+    run: str
+    axis: str
+    curves: list[Curve]
+
+
+class LogFile(TypedDict):
+    """A log file of an attempt."""
+
+    name: str
+    process: str
+    size: int
+    modified_at: float
+
+
+class LogChunk(TypedDict):
+    """A part of a log: bytes `start` to `end` (exclusive) of `size`."""
+
+    text: str
+    start: int
+    end: int
+    size: int
+
+
+class Compared(TypedDict):
+    """One run of a comparison; ratios are relative to the first run."""
+
+    run: Run
+    figures: dict[str, float | None]
+    ratios: dict[str, float | None]
+    curves: list[Curve]
+
+
+class Comparison(TypedDict):
+    """Several runs side by side."""
+
+    axis: str
+    runs: list[Compared]
+
+
+class Difference(TypedDict):
+    """A setting that differs between two runs."""
+
+    name: str
+    a: Any
+    b: Any
+    in_a: bool
+    in_b: bool
+
+
+class ConfigDiff(TypedDict):
+    """Differences between the configurations of two runs."""
+
+    a: str
+    b: str
+    differences: list[Difference]
+
+
+class ImportReceipt(TypedDict):
+    """The result of an import."""
+
+    run: str
+    attempt: str
+    accepted: int
+    duplicates: int
+    replaced: bool
+    removed: list[str]
+
+
+class Who(TypedDict):
+    """The user of a token."""
+
+    name: str
+    role: str
+    csrf: str | None
