@@ -141,7 +141,7 @@ def test_greedy_output_is_the_same_with_drafts_from_siblings(
     assert did.accepted_siblings > 0
 
 
-@pytest.mark.parametrize("kind", ["stale", "adversarial"])
+@pytest.mark.parametrize("kind", ["right", "adversarial"])
 def test_greedy_output_is_the_same_with_history_and_a_draft_model(
     kind: str, plain_answers: Any, combined_engine: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -163,7 +163,8 @@ def test_greedy_output_is_the_same_with_history_and_a_draft_model(
         traces = combined_engine.scheduler("take_traces", [f"both-{number}" for number in range(len(prompts))])
         sources = {source for trace in traces for _, _, source in trace["spans"]}
         assert found == expected
-        assert "draft_model" in sources and sources & {"history", "own"}
+        # The embedded draft model is right more often than wrong history, and less often than right history.
+        assert "draft_model" in sources and ("history" in sources) == (kind == "right")
         assert did.accepted > 0 and (tokens_per_step(did) or 0) > 1.3
     for key in keys:
         combined_engine.scheduler("forget_history", key)
