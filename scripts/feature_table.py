@@ -39,6 +39,11 @@ OURS = (
     Feature("drafts from history", "", "drafts"),
     Feature("n-gram drafts", "--drafting.source ngram", "drafts"),
     Feature("draft model, EAGLE", f"--drafting.source draft_model --drafting.model {embedded.DRAFT_MODEL}", "drafts"),
+    Feature(
+        "history and a draft model",
+        f"--drafting.source history+draft_model --drafting.model {embedded.DRAFT_MODEL}",
+        "drafts",
+    ),
     Feature("no drafts", "--no-histospec.enable", "drafts"),
     Feature("pipeline", "--train.async_enable --histopipe.enable", "pipeline"),
     Feature("pipeline with deferral", "--train.async_enable --histopipe.enable --histopipe.defer", "pipeline"),

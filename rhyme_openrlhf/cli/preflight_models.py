@@ -92,8 +92,8 @@ def is_hybrid(config: Any) -> bool:
 
 def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
     """Check that a hybrid model's states fit beside drafts of the requested length."""
-    from_history = drafting.source == HISTORY
-    most = args.histospec.window_max if from_history else drafting.tokens
+    from_history = drafting.from_history
+    most = max(args.histospec.window_max if from_history else 0, drafting.tokens if drafting.method else 0)
     if not args.histospec.enable or most <= MOST_HYBRID_DRAFTS or not is_hybrid(config):
         return
     shorter = "--histospec.window_max" if from_history else "--drafting.tokens"
@@ -113,19 +113,19 @@ def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
         raise PreflightError(f"{source} needs speculation: leave --no-histospec.enable out")
     if args.move.enable or args.reallocation.enable or args.tp_switch.enable:
         raise PreflightError(
-            f"{source} goes with no moves: a sample's state of {drafting.source} stays in its engine; leave "
+            f"{source} goes with no moves: a sample's state of {drafting.method} stays in its engine; leave "
             "--move.enable, --reallocation.enable and --tp_switch.enable out, or draft from history"
         )
-    if drafting.source not in WITH_MODEL:
+    if drafting.method not in WITH_MODEL:
         return
     drafter = check_model("--drafting.model", drafting.model)
-    if drafting.source == EAGLE3 and not any("eagle" in name.lower() for name in drafter.architectures or ()):
+    if drafting.method == EAGLE3 and not any("eagle" in name.lower() for name in drafter.architectures or ()):
         raise PreflightError(
             f"--drafting.model: {drafting.model} is no EAGLE head (its architecture is "
             f"{', '.join(drafter.architectures or ['not named'])}): a whole model is --drafting.source draft_model"
         )
     _check_vocabulary(args, config, drafting, drafter)
-    if drafting.source == EAGLE3 and not gpu_present():
+    if drafting.method == EAGLE3 and not gpu_present():
         raise PreflightError(
             f"{source} runs on GPUs only: no EAGLE head has been tried on an engine without one; ngram and draft_model "
             "run here"
@@ -138,7 +138,7 @@ def _check_vocabulary(args: SimpleNamespace, config: Any, drafting: DraftingSett
     ours, theirs = config.get_text_config().vocab_size, drafter.get_text_config().vocab_size
     if ours != theirs:
         raise PreflightError(f"{flag} has a vocabulary of {theirs} tokens, the policy one of {ours}")
-    if drafting.source != DRAFT_MODEL:
+    if drafting.method != DRAFT_MODEL:
         return
     from transformers import AutoTokenizer
 

@@ -7,7 +7,8 @@ Read in this order:
 3. `acceptance` learns how likely a draft token is accepted.
 4. `budget` chooses how many tokens of which samples a step verifies: by step times, or by RhymeRL's window.
 5. `planner` joins step times, acceptance and budget, and sums what was decided.
-6. `gain` measures what drafts gain in the run itself, and leaves drafts out where that is nothing.
+6. `combined` is history together with a model: each sample drafts from one of them.
+7. `gain` measures what drafts gain in the run itself, and leaves drafts out where that is nothing.
 
 No file here imports ray, vllm or torch. The compiled core is `csrc/`, reached through `drafting_core.py`.
 """

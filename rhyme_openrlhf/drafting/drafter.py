@@ -122,6 +122,10 @@ class HistoryDrafter(DraftSource):
         """Draft for these samples of the core by the fixed rules, or, `whole`, as far as there is any hope."""
         return Drafts(*self._core.draft(samples, whole))
 
+    def drafts_of(self, requests: Sequence[str], whole: bool) -> Drafts:
+        """Return the drafts of these requests, as `propose`. Raises KeyError for a request that has not started."""
+        return self.propose(self._samples_of(requests), whole)
+
     def verified(self, drafts: Verified) -> Attribution:
         """Note the tokens verified of each request's last draft, and how many of them were accepted.
 

@@ -10,12 +10,12 @@ Invariants: a draft is only ever cut, never lengthened or changed; every decisio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.drafting.acceptance import Acceptance, AcceptanceModel
+from rhyme_openrlhf.drafting.acceptance import AcceptanceModel
 from rhyme_openrlhf.drafting.budget import Tries, choose
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.latency.predictor import Predictor
@@ -62,10 +62,17 @@ class Decision(NamedTuple):
     seconds: float
 
 
+class Learning(Protocol):
+    """An acceptance model, or several together (acceptance.py, `Acceptance`)."""
+
+    def forget(self) -> None: ...
+    def refit(self) -> None: ...
+
+
 class Planner:
     """The part of a planner that is the same for all sources of drafts."""
 
-    def __init__(self, predictor: Predictor, acceptance: Acceptance) -> None:
+    def __init__(self, predictor: Predictor, acceptance: Learning) -> None:
         """`predictor`: of this engine's steps; `acceptance`: of its drafts."""
         self.predictor = predictor
         self._acceptance = acceptance

@@ -61,6 +61,8 @@ class DraftSource:
     """What counters and traces call the source; several names if drafts come from several places."""
     from_worker: bool = False
     """Whether vLLM's worker proposes the drafts, after each decode step that wants some."""
+    wants_proposals: bool = True
+    """Whether the worker is to propose behind the next decode step."""
     planner: Planner | None = None
     """What cuts the drafts by step times; None: fixed rules do."""
     decision: Decision | None = None
@@ -92,6 +94,14 @@ class DraftSource:
         request that has not started.
         """
         raise NotImplementedError
+
+    def took(self, passes: bool, running: int, seconds: float) -> None:
+        """Note the `seconds` of a step of `running` samples, behind which the worker proposed (`passes`) or did not."""
+
+    def policy_updated(self) -> None:
+        """Count what was accepted before less, because the engine has new weights."""
+        if self.planner is not None:
+            self.planner.policy_updated()
 
     def leave_out(self) -> None:
         """Note that the next decode step has no drafts."""
@@ -211,24 +221,44 @@ class Proposals(DraftSource):
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
         self.decision = None
         proposals = self.propose(requests)
-        # A draft of n yields up to n + 1 tokens.
-        lengths = [
-            max(min(len(tokens), self._room[request_id] - 1), 0)
-            for request_id, tokens in zip(requests, proposals, strict=True)
-        ]
+        lengths = self._lengths(requests, proposals)
         room = sum(lengths) if most is None else most
         if self.planner is None:
             return [tokens[:length] for tokens, length in zip(proposals, share(lengths, room), strict=True)]
         if not requests:
             return []
         if self._fates.judged:
-            fates, self._fates = self._fates, Fates([], [], [])
-            self.planner.learn(fates)
+            self.planner.learn(self.take_fates())
         recents = [self._recents[request_id] for request_id in requests]
         lengths, self.decision = self.planner.cut(recents, lengths, len(requests), context, room)
+        self.await_outcome(requests, proposals, lengths)
+        return [tokens[:length] for tokens, length in zip(proposals, lengths, strict=True)]
+
+    def offered(self, requests: Sequence[str]) -> list[list[int]]:
+        """Return the proposals for these samples, cut to the room that each has."""
+        proposals = self.propose(requests)
+        return [tokens[:length] for tokens, length in zip(proposals, self._lengths(requests, proposals), strict=True)]
+
+    def await_outcome(self, requests: Sequence[str], proposals: Sequence[list[int]], lengths: Sequence[int]) -> None:
+        """Judge these proposals by the next tokens; `lengths`: how much of each is verified."""
         waiting = zip(requests, proposals, lengths, strict=True)
         self._waiting = {request_id: (tokens, length) for request_id, tokens, length in waiting if tokens}
-        return [tokens[:length] for tokens, length in zip(proposals, lengths, strict=True)]
+
+    def recent(self, request_id: str) -> int:
+        """Return how a sample's proposals fared lately, in thousandths."""
+        return self._recents[request_id]
+
+    def take_fates(self) -> Fates:
+        """Return what became of proposals since the last call."""
+        fates, self._fates = self._fates, Fates([], [], [])
+        return fates
+
+    def _lengths(self, requests: Sequence[str], proposals: Sequence[list[int]]) -> list[int]:
+        # A draft of n yields up to n + 1 tokens.
+        return [
+            max(min(len(tokens), self._room[request_id] - 1), 0)
+            for request_id, tokens in zip(requests, proposals, strict=True)
+        ]
 
     def leave_out(self) -> None:
         self._waiting.clear()

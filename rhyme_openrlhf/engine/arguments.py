@@ -18,7 +18,7 @@ from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import NGRAM, VLLM_METHODS, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import NGRAM, DraftingSettings, HistoSpecSettings
 
 # vLLM imports these by name, in the engine core's process and in the workers'. The extension adds to OpenRLHF's own.
 SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
@@ -46,7 +46,7 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         histospec = dataclasses.replace(histospec, siblings=False, shared_tokens=0)
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
-    if drafting.source in VLLM_METHODS:
+    if drafting.method:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     return {
         "scheduler_cls": SCHEDULER,
@@ -61,12 +61,14 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
 
 
 def vllm_source_arguments(histospec: HistoSpecSettings, drafting: DraftingSettings) -> dict[str, Any]:
-    """Return the arguments for drafts of vLLM's own methods (`--drafting.source` ngram, draft_model, eagle3).
+    """Return the arguments for drafts of vLLM's own methods, alone or together with history.
 
-    Sets, for the processes that vLLM is about to start, which model runner they use.
+    Beside history, vLLM's longest draft may be history's. What the worker proposes in a step is shorter
+    (scheduler_parts/drafting.py). Sets, for the processes that vLLM is about to start, which model runner they use.
     """
-    speculative: dict[str, Any] = {"method": drafting.source, "num_speculative_tokens": drafting.tokens}
-    if drafting.source == NGRAM:
+    longest = max(drafting.tokens, histospec.window_max) if drafting.from_history else drafting.tokens
+    speculative: dict[str, Any] = {"method": drafting.method, "num_speculative_tokens": longest}
+    if drafting.method == NGRAM:
         speculative |= {"prompt_lookup_max": histospec.prefix_max, "prompt_lookup_min": histospec.prefix_min}
     else:
         speculative |= {"model": drafting.model}

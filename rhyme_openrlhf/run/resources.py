@@ -18,6 +18,7 @@ from typing import Any
 
 from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HISTORY
 from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, reserved_rows
 
 # CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
@@ -253,7 +254,8 @@ def longest_draft(args: SimpleNamespace) -> int:
     """Return how many tokens a sample's draft has at most; 0 without speculation."""
     if not args.histospec.enable:
         return 0
-    return int(args.histospec.window_max if args.drafting.source == "history" else args.drafting.tokens)
+    history = args.histospec.window_max if args.drafting.source.startswith(HISTORY) else 0
+    return int(max(history, 0 if args.drafting.source == HISTORY else args.drafting.tokens))
 
 
 def plan(shape: ModelShape, layout: Layout, size: int | None = None) -> MemoryPlan:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.settings.control import ControlSettings
-from rhyme_openrlhf.settings.drafting import HISTORY, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings, EngineSettings
 from rhyme_openrlhf.settings.histopipe import DispatchSettings, HistoPipeSettings
 from rhyme_openrlhf.settings.history import HistorySettings
@@ -55,7 +55,7 @@ class RhymeSettings:
     @property
     def drafts_from_history(self) -> bool:
         """Return whether drafts come from earlier responses."""
-        return self.histospec.enable and self.drafting.source == HISTORY
+        return self.histospec.enable and self.drafting.from_history
 
     @classmethod
     def from_namespace(cls, args: Any) -> RhymeSettings:

@@ -10,7 +10,10 @@ from rhyme_openrlhf.settings.options import Settings, SettingsError, option
 # vLLM 0.29 refuses more draft tokens than this per request and step (config/speculative.py).
 VLLM_MAX_DRAFT_TOKENS = 128
 
-HISTORY, NGRAM, DRAFT_MODEL, EAGLE3 = SOURCES = ("history", "ngram", "draft_model", "eagle3")
+HISTORY, NGRAM, DRAFT_MODEL, EAGLE3 = "history", "ngram", "draft_model", "eagle3"
+# History, and a model where history has nothing better.
+BOTH = tuple(f"{HISTORY}+{method}" for method in (DRAFT_MODEL, EAGLE3))
+SOURCES = (HISTORY, NGRAM, DRAFT_MODEL, EAGLE3, *BOTH)
 # vLLM's methods that load a model beside the policy.
 WITH_MODEL = (DRAFT_MODEL, EAGLE3)
 # What proposes in vLLM's worker; other sources propose in the scheduler.
@@ -106,15 +109,15 @@ class DraftingSettings(Settings):
 
     source: str = option(
         HISTORY,
-        "Where drafts come from: history, ngram, draft_model or eagle3. 'history' is what the prompt was answered "
-        "before, its other samples and the sample's own text; the others are vLLM's own: 'ngram' looks up the "
-        "sample's own text, 'draft_model' and 'eagle3' ask --drafting.model.",
+        "Where drafts come from. 'history' is earlier responses to the prompt, its other samples and the sample's own "
+        "text. The next three are vLLM's own: 'ngram' looks up the sample's own text, 'draft_model' and 'eagle3' run "
+        "--drafting.model. 'history+draft_model' and 'history+eagle3' use for each sample the one that yields more.",
         choices=SOURCES,
     )
     model: str = option(
         "",
-        "Draft model, or the policy's EAGLE-3 head, for that source. A model directory or a model of the hub, for "
-        "--drafting.source draft_model and eagle3. It stays as it was loaded while the policy learns.",
+        "Draft model, or the policy's EAGLE-3 head, for sources that run one. A model directory or a model of the hub. "
+        "It stays as it was loaded while the policy learns.",
         kind="model",
     )
     # vLLM's examples use 3 to 5: each token more is one more pass of the draft model in every step.
@@ -141,11 +144,21 @@ class DraftingSettings(Settings):
         expert=True,
     )
 
+    @property
+    def from_history(self) -> bool:
+        """True if drafts come from history, alone or together with a model."""
+        return self.source.partition("+")[0] == HISTORY
+
+    @property
+    def method(self) -> str:
+        """vLLM's method that proposes drafts in its worker; "" for history alone."""
+        return self.source.removeprefix(HISTORY).removeprefix("+")
+
     def check(self) -> None:
-        needs = " or ".join(WITH_MODEL)
-        if self.model and self.source not in WITH_MODEL:
+        needs = " or ".join((*WITH_MODEL, *BOTH))
+        if self.model and self.method not in WITH_MODEL:
             raise SettingsError(f"--drafting.model is only used by --drafting.source {needs}, not by {self.source}")
-        if self.source in WITH_MODEL and not self.model:
+        if self.method in WITH_MODEL and not self.model:
             raise SettingsError(
                 f"--drafting.source {self.source} needs --drafting.model, a model directory or its name"
             )

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from rhyme_openrlhf import embedded
+from rhyme_openrlhf.latency.profile import to_text
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings
+from tests.latency import formula
 
 ENGINE_TIMEOUT_S = 300
 
@@ -103,6 +105,17 @@ def history_engine(starts_engine: None) -> Iterator[RunningEngine]:
     )
     every = DraftingSettings(probe_share=0)
     engine = RunningEngine(RhymeSettings(histospec=settings, drafting=every, cpu=CpuSettings(kv_cache_mb=128)))
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module", params=["fixed rules", "planned"])
+def combined_engine(request: pytest.FixtureRequest, starts_engine: None) -> Iterator[RunningEngine]:
+    """History and the embedded draft model; the passes run wherever history does not serve all samples."""
+    drafting = DraftingSettings(source="history+draft_model", model=str(embedded.DRAFT_MODEL), probe_share=0)
+    engine = RunningEngine(RhymeSettings(drafting=drafting, cpu=CpuSettings(kv_cache_mb=128)))
+    if request.param == "planned":
+        assert engine.scheduler("install_profile", to_text(formula.profile())) == ""
     yield engine
     engine.stop()
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.engine.requests import UNCOUNTED
+from rhyme_openrlhf.engine.requests import TRACE, UNCOUNTED
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.latency.profile import to_text
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
@@ -154,6 +154,32 @@ def test_greedy_output_is_the_same_with_drafts_from_other_prompts(
     assert did.accepted_shared > 0.2 * did.response_tokens
 
 
+@pytest.mark.parametrize("kind", ["right", "adversarial"])
+def test_greedy_output_is_the_same_with_history_and_a_draft_model(
+    kind: str, plain_answers: Any, combined_engine: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Every second prompt has a history, so one step has drafts of both."""
+    prompts, expected = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
+    keys = [f"both-{kind}-{number}" for number in range(len(prompts))]
+    for key, prompt, response in list(zip(keys, prompts, expected, strict=True))[::2]:
+        index = build_index(history(kind, prompt, response, CONTEXT))
+        assert combined_engine.install(key, index, tmp_path) == ""
+    before = EngineCounters.from_dict(combined_engine.scheduler("read_counters"))
+    parameters = [greedy(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
+    for number, one in enumerate(parameters):
+        one.extra_args[TRACE] = f"both-{number}"
+    found = [list(out.token_ids) for out in combined_engine.generate(prompts, parameters)]
+    did = EngineCounters.from_dict(combined_engine.scheduler("read_counters")) - before
+    traces = combined_engine.scheduler("take_traces", [f"both-{number}" for number in range(len(prompts))])
+    sources = {source for trace in traces for _, _, source in trace["spans"]}
+    assert found == expected
+    # The embedded draft model is right more often than wrong history, and less often than right history.
+    assert "draft_model" in sources and ("history" in sources) == (kind == "right")
+    assert did.accepted > 0 and (tokens_per_step(did) or 0) > 1.3
+    for key in keys:
+        combined_engine.scheduler("forget_history", key)
+
+
 @pytest.mark.parametrize("kind", ["right", "late"])
 def test_greedy_output_is_the_same_under_a_grammar(
     kind: str, plain_engine: Any, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
@@ -248,6 +274,37 @@ def test_sampling_follows_the_models_distribution(
     assert p_value is not None and p_value > P_VALUE_FLOOR
 
 
+@pytest.mark.parametrize("kind", ["right", "adversarial"])
+def test_sampling_with_a_draft_model_follows_the_models_distribution(
+    kind: str, combined_engine: Any, tokenizer: Any, model: Any, tmp_path: Path
+) -> None:
+    """Chi-square of the second token where half of the samples have a history and the others only the draft model."""
+    import torch
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
+
+    prompt, first, second_probabilities = uncertain_second_token(prompts_of(TASKS[0], tokenizer), model)
+    drafted = int(torch.argmax(second_probabilities) if kind == "right" else torch.argmin(second_probabilities))
+    key = f"both-chi-{kind}"
+    combined_engine.install(key, build_index(draft_of([first, drafted], prompt, CONTEXT)), tmp_path)
+    samples = 4000
+    asked = [{PROMPT_KEY: key} if number % 2 else None for number in range(samples)]
+    parameters = [SamplingParams(temperature=1, max_tokens=3, extra_args=extra) for extra in asked]
+    before = EngineCounters.from_dict(combined_engine.scheduler("read_counters"))
+    outputs = combined_engine.generate([prompt] * samples, parameters)
+    did = EngineCounters.from_dict(combined_engine.scheduler("read_counters")) - before
+    seconds = Counter(out.token_ids[1] for out in outputs if out.token_ids[0] == first and len(out.token_ids) > 1)
+    total = sum(seconds.values())
+    # A planner verifies few drafts that are nearly always wrong.
+    planned = sum(combined_engine.scheduler("take_decisions").get("decode_steps", [])) > 0
+    assert total > 1300
+    assert did.drafted > total / 2 or (planned and kind == "adversarial" and did.drafted > 0)
+    probabilities = second_probabilities.double().tolist()
+    p_value = chi_square([seconds[token] for token in range(len(probabilities))], probabilities).p_value
+    assert p_value is not None and p_value > P_VALUE_FLOOR
+
+
 def uncertain_second_token(prompts: list[list[int]], model: Any) -> tuple[list[int], int, Any]:
     """A context, its likeliest next token, and the distribution after that one, which is spread widely."""
     import torch
@@ -267,8 +324,6 @@ def uncertain_second_token(prompts: list[list[int]], model: Any) -> tuple[list[i
 
 
 def test_what_is_traced_of_drafts_is_what_was_accepted(default_engine: Any, tokenizer: Any) -> None:
-    from rhyme_openrlhf.engine.requests import TRACE
-
     prompts = prompts_of(TASKS[0], tokenizer)
     parameters = [greedy(prompt, f"traced-{number}") for number, prompt in enumerate(prompts)]
     for number, one in enumerate(parameters):

@@ -34,6 +34,7 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.drafting.budget import share
+from rhyme_openrlhf.drafting.combined import HistoryAndModel
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter, Ticket
 from rhyme_openrlhf.drafting.planner import Decision, DecisionLog
@@ -49,13 +50,19 @@ from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead
 from rhyme_openrlhf.latency.profile import ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.settings.drafting import HISTORY, VLLM_METHODS, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import BOTH, HISTORY, VLLM_METHODS, DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import reserved_rows
 
 # By `--drafting.source`: what makes an engine's source of the settings.
 SOURCES: dict[str, Callable[[HistoSpecSettings, DraftingSettings], DraftSource]] = {
     HISTORY: lambda histospec, _: HistoryDrafter(histospec),
     **dict.fromkeys(VLLM_METHODS, lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens)),
+    **dict.fromkeys(
+        BOTH,
+        lambda histospec, drafting: HistoryAndModel(
+            histospec, drafting.method, drafting.tokens, timed=drafting.probe_share > 0
+        ),
+    ),
 }
 # A draft token of a measured step: any token of any vocabulary.
 DUMMY = 1
@@ -88,7 +95,11 @@ class Drafting(Part):
         self._most_rows = most_rows(config)
         # For FULL CUDA graphs vLLM pads a request that joins a decode batch with one token to the longest draft. An
         # arrival would add rows that no source proposed. vLLM does not pad where draft lengths are looked up.
-        scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
+        # The length that is looked up is what the worker proposes, which may be less than history's longest draft.
+        most_proposed = min(self.settings.tokens, scheduler.num_spec_tokens) if self.settings.method else 0
+        scheduler.dynamic_sd_lookup = [most_proposed or scheduler.num_spec_tokens] * (
+            scheduler.max_num_running_reqs + 1
+        )
         self._overhead: SpeculationOverhead | None = None
         self._traces = DraftTraces()
         self._decisions = DecisionLog()
@@ -107,6 +118,8 @@ class Drafting(Part):
         self._ticket: Ticket | None = None
         self._scheduled: Ticket | None = None
         self._accepted = 0
+        # Whether the worker proposes behind the step that was scheduled last.
+        self._passes = False
 
     # --- what the engine's actor calls
 
@@ -225,6 +238,7 @@ class Drafting(Part):
     def scheduled(self, output: Any, before: DecodeStep | None) -> None:
         """Compare what the step before took with what was expected of it, and learn what drafts gain."""
         if before is not None:
+            self.source.took(self._passes, before.running, before.seconds)
             if self._decided is not None:
                 self._decisions.add(self._decided, before.seconds, self._accepted)
             if self._scheduled is not None:
@@ -239,9 +253,11 @@ class Drafting(Part):
         self._decided = decided if fits else None
         self._scheduled, self._ticket = self._ticket, None
         self._accepted = 0
-        if self.source.from_worker and self._scheduled is not None and not self._scheduled.drafts:
+        proposes = self._scheduled is None or (self._scheduled.drafts and self.source.wants_proposals)
+        if self.source.from_worker and not proposes:
             # The worker proposes nothing, but a draft model keeps its KV cache up to date.
             output.num_spec_tokens_to_schedule = 0
+        self._passes = proposes
 
     def verified(self, drafts: Verified) -> None:
         self._accepted += sum(drafts.accepted)
@@ -284,5 +300,4 @@ class Drafting(Part):
 
     def resets(self, running: bool) -> None:
         """Doubt what was accepted so far, because there are new weights."""
-        if self.source.planner is not None:
-            self.source.planner.policy_updated()
+        self.source.policy_updated()
