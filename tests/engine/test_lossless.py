@@ -274,6 +274,8 @@ def test_sampling_follows_the_models_distribution(
     assert p_value is not None and p_value > P_VALUE_FLOOR
 
 
+# A planner finds few drafts of so uncertain a token worth it.
+@pytest.mark.parametrize("combined_engine", ["fixed rules"], indirect=True)
 @pytest.mark.parametrize("kind", ["right", "adversarial"])
 def test_sampling_with_a_draft_model_follows_the_models_distribution(
     kind: str, combined_engine: Any, tokenizer: Any, model: Any, tmp_path: Path
@@ -296,10 +298,7 @@ def test_sampling_with_a_draft_model_follows_the_models_distribution(
     did = EngineCounters.from_dict(combined_engine.scheduler("read_counters")) - before
     seconds = Counter(out.token_ids[1] for out in outputs if out.token_ids[0] == first and len(out.token_ids) > 1)
     total = sum(seconds.values())
-    # A planner verifies few drafts that are nearly always wrong.
-    planned = sum(combined_engine.scheduler("take_decisions").get("decode_steps", [])) > 0
-    assert total > 1300
-    assert did.drafted > total / 2 or (planned and kind == "adversarial" and did.drafted > 0)
+    assert total > 1300 and did.drafted > total / 2
     probabilities = second_probabilities.double().tolist()
     p_value = chi_square([seconds[token] for token in range(len(probabilities))], probabilities).p_value
     assert p_value is not None and p_value > P_VALUE_FLOOR
