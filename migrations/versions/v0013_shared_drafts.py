@@ -12,6 +12,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade the schema to version 0013."""
     for table in ("steps", "epochs"):
         op.add_column(table, sa.Column("accepted_shared", sa.BigInteger(), server_default="0", nullable=False))

@@ -1,8 +1,8 @@
 """The sources "history+draft_model" and "history+eagle3": each sample drafts from history or from a model beside it.
 
 History drafts for all samples between two steps. The model's proposals come from vLLM's worker, made in passes at the
-end of the step before. For each sample the draft is taken that is expected to yield more: the sum, over its tokens, of
-the probability that the token is accepted, less the price of verifying it. Both kinds of drafts learn their acceptance
+end of the step before. For each sample the draft is taken that is expected to yield more. A draft's yield is the sum of
+its tokens' acceptance probabilities, less the price of verifying them. Both kinds of drafts learn their acceptance
 (`AcceptanceModel`, `PositionAcceptance`). One budget cuts the drafts of all samples together. Without step times a
 token has no price and drafts keep their own lengths: history's window, and the model's `tokens`.
 
@@ -14,8 +14,10 @@ So passes are a decision on whole steps (`PassRule`):
 
 A step's decision is made one step ahead, by the drafts of that step, because the next tokens are not known yet.
 
-Invariants: a source proposes and vLLM's rejection sampler decides; a draft is only ever cut; a sample's draft has one
-source; the first token of a draft that is not used is judged by the one sampled, so neither kind is forgotten.
+Invariants:
+- A source proposes, and vLLM's rejection sampler decides. A draft is only ever cut.
+- A sample's draft has one source. The first token of an unused draft is judged by the sampled one, so neither kind is
+  forgotten.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 Floats = NDArray[np.float32]
 
-# Steps of a kind whose times are seen before the rule goes by them, and steps of one kind after which the other is
-# tried again: a hundredth of the steps or so, in which load and acceptance change little.
+# The rule needs this many steps of a kind before it uses their times. After TRIED_AFTER steps of one kind it tries the
+# other again, in about a hundredth of the steps, in which load and acceptance change little.
 FEWEST_STEPS, TRIED_AFTER = 8, 64
 # Weight of a step in the mean time of its kind: the last 20 or so count.
 STEP_SHARE = 0.05
@@ -90,7 +92,7 @@ class CombinedPlanner(Planner):
 
 
 class PassRule:
-    """Whether the model's passes run in the next step: by yield, and by the times of steps with and without them."""
+    """The decision whether the model's passes run in the next step, by yield and by step times with and without them."""
 
     def __init__(self, timed: bool) -> None:
         """`timed`: compare step times; else the passes run wherever history does not serve all samples."""

@@ -99,7 +99,7 @@ class GainMeter:
         self._overheads: deque[float] = deque(maxlen=KEPT)
         # Whether it was said that an engine without speculation is faster.
         self._said_slower = False
-        # Of each so many steps the last are those before, in and after an interval.
+        # Steps of a cycle, the last of which are those before, in and after an interval.
         self._period = round(INTERVAL_STEPS / share) if share else 0
         self._asked = 0
         self._cycle = 0

@@ -1,7 +1,11 @@
 """Plans of one engine: how much of each draft the next decode step verifies, and what is learnt from the outcome.
 
-A planner joins three things: the acceptance model (how likely is each proposed token), the latency model (how long does
-a step take, by samples, context and draft tokens), and the budget (which tokens are worth it). Where no draft is
+A planner joins three things:
+- the acceptance model: how likely is each proposed token;
+- the latency model: how long does a step take, by samples, context and draft tokens;
+- the budget: which tokens are worth it.
+
+Where no draft is
 believed to be worth it, the beginning of a draft is tried now and then (budget.py), and learnt from at once.
 
 Invariants: a draft is only ever cut, never lengthened or changed; every decision can be told (`Decision`).

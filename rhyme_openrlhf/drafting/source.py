@@ -10,8 +10,10 @@ are judged too: the token sampled behind the verified part equals the proposed o
 accepted. So a sample whose proposals become right is noticed while none of them is verified. The tokens behind that one
 are judged when a beginning is tried (`Tries`).
 
-Invariants: a source proposes and vLLM's rejection sampler decides; a draft is only ever cut, never lengthened or
-changed; samples are known by their request's name; one caller at a time.
+Invariants:
+- A source proposes, and vLLM's rejection sampler decides.
+- A draft is only ever cut, never lengthened or changed.
+- Samples are known by their request's name. There is one caller at a time.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class HistoSpecSettings(Settings):
         low=1,
         high=64,
     )
-    # RhymeRL looks up 7 down to 3. By replay of recorded runs of the embedded task, 16 give 5 to 7 % more tokens a step
-    # than 7, and 2 take a tenth of the decode steps away that 3 leave: a match that is too short to mean much costs
+    # RhymeRL looks up 7 down to 3. In replays of recorded runs of the embedded task, 16 give 5 to 7 % more tokens a
+    # step than 7. With 2 instead of 3, a tenth of the decode steps fall away. A match that is too short to mean much costs
     # little, because its draft is short (stop_confidence).
     prefix_max: int = option(16, "Last tokens of a sample that are first looked up in the history.", low=1, high=64)
     prefix_min: int = option(2, "Shortest match that still drafts: the lookup goes down to this.", low=1, high=64)
@@ -102,7 +102,7 @@ class HistoSpecSettings(Settings):
 
 @dataclass(frozen=True)
 class DraftingSettings(Settings):
-    """Where draft tokens come from, and what bounds those of a whole step (RLHFSpec 5.3)."""
+    """Options for the source of draft tokens, and for the bounds of a whole step (RLHFSpec 5.3)."""
 
     group: ClassVar[str] = "drafting"
     title: ClassVar[str] = "Where draft tokens come from, and how many a step verifies for all samples of an engine."
@@ -137,8 +137,8 @@ class DraftingSettings(Settings):
     )
     probe_share: float = option(
         0.01,
-        "Share of the decode steps that leave drafts out, a few in a row, so that the run itself measures what drafts "
-        "gain; where they make it slower, it switches them off and says so. 0: never. Not in reproducible runs.",
+        "Share of the decode steps that leave drafts out, a few in a row, to measure what drafts gain in the run. "
+        "Where drafts make it slower, it switches them off and says so. 0: never. Not in reproducible runs.",
         low=0,
         high=0.1,
         expert=True,

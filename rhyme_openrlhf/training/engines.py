@@ -138,7 +138,7 @@ def _devices(count: int, limit_s: float) -> Any:
     if not group.wait(limit_s):
         raise RuntimeError(
             f"waited {limit_s:g} s (--limits.stage_s) for {count} GPUs with a CPU core each, for the engines of all "
-            "layouts: other jobs of this Ray cluster hold them, or there are fewer; see: ray status"
+            "layouts. Other jobs of this Ray cluster hold them, or there are fewer; see: ray status"
         )
     return group
 
