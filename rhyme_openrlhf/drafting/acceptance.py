@@ -35,8 +35,8 @@ RECENT_EDGES = (250, 500, 750, 950)
 CONFIDENCES = len(CONFIDENCE_EDGES) + 1
 MATCHES = len(MATCH_EDGES) + 1
 RECENTS = len(RECENT_EDGES) + 1
-# Acceptance by class of confidence before anything was seen: of an untrained drafter in the first epoch of recorded runs
-# (own text and siblings). History has far more later. So the first drafts are short and not wasted.
+# Acceptance by class of confidence before anything was seen: of an untrained drafter in the first epoch of recorded
+# runs (own text and siblings). History has far more later. So the first drafts are short and not wasted.
 PRIOR = (0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65)
 # Of the first token of a draft of bare tokens: between an n-gram's and a good draft model's.
 POSITION_PRIOR = 0.6

@@ -92,7 +92,7 @@ class CombinedPlanner(Planner):
 
 
 class PassRule:
-    """The decision whether the model's passes run in the next step, by yield and by step times with and without them."""
+    """The decision whether the model's passes run in the next step, by yield and by times with and without them."""
 
     def __init__(self, timed: bool) -> None:
         """`timed`: compare step times; else the passes run wherever history does not serve all samples."""

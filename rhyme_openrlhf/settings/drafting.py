@@ -62,7 +62,7 @@ class HistoSpecSettings(Settings):
         high=64,
     )
     # RhymeRL looks up 7 down to 3. In replays of recorded runs of the embedded task, 16 give 5 to 7 % more tokens a
-    # step than 7. With 2 instead of 3, a tenth of the decode steps fall away. A match that is too short to mean much costs
+    # step than 7. With 2 instead of 3, a tenth of the decode steps fall away. A match too short to mean much costs
     # little, because its draft is short (stop_confidence).
     prefix_max: int = option(16, "Last tokens of a sample that are first looked up in the history.", low=1, high=64)
     prefix_min: int = option(2, "Shortest match that still drafts: the lookup goes down to this.", low=1, high=64)
