@@ -58,9 +58,11 @@ def test_rates_are_described_each() -> None:
 
 
 def test_sources_are_stacked_to_the_speculation_rate() -> None:
-    found = {name: curve(name, 0.0, share) for name, share in zip(speculation.SOURCES, (0.3, 0.1, 0.2), strict=True)}
+    found = {
+        name: curve(name, 0.0, share) for name, share in zip(speculation.SOURCES, (0.3, 0.1, 0.2, 0.1), strict=True)
+    }
     figure = speculation.sources(found, Options())
-    assert [trace.stackgroup for trace in figure.data] == ["sources"] * 3
+    assert [trace.stackgroup for trace in figure.data] == ["sources"] * 4
     assert "earlier responses 30.0%, siblings of the same rollout 10.0%" in figure.layout.meta["description"]
     nothing = {name: curve(name, 0.0, None) for name in speculation.SOURCES}
     assert "--no-histospec.enable" in speculation.sources(nothing, Options()).layout.meta["empty"]
