@@ -41,6 +41,7 @@ OURS = (
     Feature("moves", "--move.enable"),
     Feature("reallocation", "--reallocation.enable --reallocation.threshold 8"),
     Feature("TP switching", "--tp_switch.enable --tp_switch.samples 4 --tp_switch.device_mb 80000"),
+    Feature("rehearsal", "--rehearsal.enable"),
     Feature("reproducible", "--run.reproducible"),
 )
 UPSTREAM = (

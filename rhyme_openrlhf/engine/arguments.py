@@ -24,11 +24,12 @@ PROPOSER = "rhyme_openrlhf.engine.proposers.NullProposer"
 CONNECTOR = "rhyme_openrlhf.engine.profiling_connector"
 
 # Of vLLM's `additional_config`: the fields of HistoSpecSettings and of DraftingSettings, of an engine that speculates;
-# the path of the profile whose times the engine keeps; and whether its samples can move.
+# the path of the profile whose times the engine keeps; whether its samples can move; and whether it may rehearse.
 SETTINGS_KEY = "rhyme_histospec"
 DRAFTING_KEY = "rhyme_drafting"
 PACE_KEY = "rhyme_emulate"
 MOVES_KEY = "rhyme_moves"
+REHEARSAL_KEY = "rhyme_rehearsal"
 
 
 def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         histospec = dataclasses.replace(histospec, siblings=False)
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
+    own |= {REHEARSAL_KEY: True} if rhyme.rehearsal.enable else {}
     if drafting.source in VLLM_METHODS:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     return {

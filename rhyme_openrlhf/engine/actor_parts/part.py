@@ -139,6 +139,13 @@ class Part:
     def sample_ended(self, request_id: str) -> None:
         """A sample's request is over."""
 
+    async def closes(self) -> None:
+        """No sample may start from now on, because weights are about to load."""
+
+    def uncounted(self) -> int:
+        """Return how many requests of vLLM's are no samples."""
+        return 0
+
     def answered(self) -> None:
         """The current task's call of `generate` is over, well or not."""
 
