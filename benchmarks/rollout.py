@@ -4,7 +4,8 @@
 
 The same multi-epoch GRPO run, seed by seed, on three arms in turn: `openrlhf` (OpenRLHF 0.11.2's own classes; without
 a GPU with the platform's shims and the gloo weight sync), `off` (ours without speculation) and `on` (ours as it comes).
-The order of the arms turns with every seed, so that none always runs first. Ratios are of runs with the same seed.
+The order of the arms turns with every seed, so that none always runs first. Ratios are of runs with the same seed. A
+fourth arm, `--arms on rehearsal`, compares runs with and without --rehearsal.enable.
 
 On GPUs the runs use the demo's placement for the GPUs that there are. `--cuda-graphs` lets the engines of every arm
 compile the model and capture CUDA graphs, as a user's own run does.
@@ -41,8 +42,10 @@ from rhyme_openrlhf.telemetry.events import EngineStep, RolloutFinished, TrainSt
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 ARMS = ("openrlhf", "off", "on")
+# Only when it is named: `on` with idle engines that rehearse.
+REHEARSAL = "rehearsal"
 # What only our own classes have; OpenRLHF's ignore it.
-ARM_OPTIONS = {"openrlhf": (), "off": ("--no-histospec.enable",), "on": ()}
+ARM_OPTIONS = {"openrlhf": (), "off": ("--no-histospec.enable",), "on": (), REHEARSAL: ("--rehearsal.enable",)}
 KINDS = ("chain", "path", "sort")
 # The longest third of the embedded task's length distribution.
 QUANTILES = (0.66, 0.98)
@@ -184,7 +187,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         "epoch  tokens/s  step s  rollout s  experience s  train s  sync s  tok/step  accept  ms/step  reward  cut off"
     )
     lines = [f"arm       {columns}"]
-    for arm in ARMS:
+    for arm in (*ARMS, REHEARSAL):
         epochs = [by_epoch(run["steps"], steps_per_epoch(run["steps"])) for run in runs if run["arm"] == arm]
         for number, rows in enumerate(zip(*epochs, strict=True), start=1):
             cells = [median(row.get(name) for row in rows) for name in COLUMNS]
@@ -206,7 +209,10 @@ COLUMNS = (
     "tokens_per_step", "acceptance", "ms_per_step", "reward", "truncated",
 )  # fmt: skip
 # Arm, its peer, and whether from the second epoch on or in the first.
-COMPARISONS = (("on", "openrlhf", True), ("off", "openrlhf", True), ("on", "off", True), ("on", "off", False))
+COMPARISONS = (
+    ("on", "openrlhf", True), ("off", "openrlhf", True), ("on", "off", True), ("on", "off", False),
+    (REHEARSAL, "on", False), (REHEARSAL, "on", True),
+)  # fmt: skip
 WIDTHS = ("8,.0f", "6.2f", "9.2f", "12.2f", "7.2f", "6.2f", "8.2f", "6.0%", "7.1f", "6.2f", "7.0%")
 
 
@@ -220,7 +226,7 @@ def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--arms", nargs="+", choices=(*ARMS, REHEARSAL), default=ARMS)
     parser.add_argument("--out", type=Path, default=Path("rollout.json"))
     parser.add_argument("--reproducible", action="store_true", help="seed every request, in all arms")
     parser.add_argument("--cuda-graphs", action="store_true", help="engines compile and capture graphs (GPUs)")

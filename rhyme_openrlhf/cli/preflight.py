@@ -121,7 +121,8 @@ def _check_transport(args: SimpleNamespace, on_gpus: bool) -> None:
     if by_buffer and args.ds.tensor_parallel_size > 1:
         raise PreflightError(
             "--ds.tensor_parallel_size above 1 needs --weights.transport openrlhf, which is the default on GPUs "
-            "without --move.enable, --reallocation.enable, --tp_switch.enable, --histopipe.enable and --ds.lora.rank"
+            "without --move.enable, --reallocation.enable, --tp_switch.enable, --histopipe.enable, --rehearsal.enable "
+            "and --ds.lora.rank"
         )
     if not by_buffer and args.ds.lora.rank > 0:
         raise PreflightError(

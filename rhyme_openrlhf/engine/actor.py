@@ -300,9 +300,9 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         if not self.running:
             self.timeline.enter(self.rests, time.time(), self.weight_version)
 
-    async def get_num_unfinished_requests(self) -> int:
+    def get_num_unfinished_requests(self) -> int:
         """Return how many samples run or wait, as upstream; rehearsals are none."""
-        running: int = await super().get_num_unfinished_requests()
+        running: int = super().get_num_unfinished_requests()
         return running - sum(part.uncounted() for part in self.parts.values())
 
     async def score(self, token_ids: list[int]) -> list[float]:

@@ -5,8 +5,8 @@ wait for their turn here (`expect`). `scheduling/rehearsal.py` decides when to r
 `scheduler_parts/rehearsal.py` keeps the texts and ends rehearsals in the engine core.
 
 Invariants:
-- Rehearsals change nothing of a run but its drafts: they have no seed, no reward, no place in counters or history, and
-  a cache salt of their own, so that no real request finds their KV blocks.
+- Rehearsals change nothing of a run but its drafts. They have no seed, no reward, and no place in counters or history.
+  A cache salt of their own keeps their KV blocks from real requests.
 - Real requests wait for no rehearsal. A weight load waits until the engine core has ended them: a decode step at most.
 - An engine that rehearses has a bubble all the same: its timeline has the state "rehearse", with the cause for which
   it would be idle.

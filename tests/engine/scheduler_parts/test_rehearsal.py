@@ -42,7 +42,7 @@ def rehearse(scheduler: Any, name: str, prompt: str = "p") -> None:
 
 
 def step(scheduler: Any) -> Any:
-    """Make a decode step in which every sample writes the response's next token, whatever was drafted."""
+    """Make a decode step in which every sample writes the response's next token, regardless of drafts."""
     output = scheduler.schedule()
     names = list(output.num_scheduled_tokens)
     written = [[RESPONSE[scheduler.requests[name].num_output_tokens]] for name in names]
