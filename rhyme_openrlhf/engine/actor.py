@@ -303,7 +303,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
     def get_num_unfinished_requests(self) -> int:
         """Return how many samples run or wait, as upstream; rehearsals are none."""
         running: int = super().get_num_unfinished_requests()
-        return running - sum(part.uncounted() for part in self.parts.values())
+        return max(running - sum(part.uncounted() for part in self.parts.values()), 0)
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Return the log-probability of each token after the first, by the weights of now, at temperature 1."""

@@ -126,6 +126,8 @@ class Rehearsal(Part):
                 task.add_done_callback(self._over)
             await asyncio.sleep(0)
         self._starting = None
+        # The first ones may be over.
+        self._look()
 
     async def _rehearse(self, key: str, coming: Coming) -> None:
         prompt, parameters = requests.rehearsal(
