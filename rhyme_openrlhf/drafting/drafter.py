@@ -55,6 +55,8 @@ class HistoryDrafter(DraftSource):
         self._samples: dict[str, int] = {}
         # Those of the last step, which the next one mostly asks for again: looking up hundreds takes a twentieth of it.
         self._last: tuple[list[str], Int64s] = [], np.empty(0, np.int64)
+        # The core's samples of each prompt that are kept only as siblings to draft from.
+        self._rehearsed: dict[str, list[int]] = {}
         threads = min(settings.threads, len(os.sched_getaffinity(0)))
         self._core = core.Drafter(
             longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
@@ -149,6 +151,25 @@ class HistoryDrafter(DraftSource):
         del self._samples[request_id]
         self._last = [], self._last[1][:0]
         if sample != NEVER:
+            self._core.finish(sample)
+
+    def rehearsed(self, prompt_key: str, tokens: Sequence[int], prompt_tokens: int) -> None:
+        """Draft for this prompt's samples from `tokens` as from a sibling; nothing without `siblings`.
+
+        The text is a sample of the core that has ended and never drafts, but keeps what siblings leave. So it stays
+        until `forget_rehearsed`.
+        """
+        if not self._settings.siblings:
+            return
+        text = np.array(tokens, np.int32)
+        sample = self._core.start(prompt_key, text, prompt_tokens, len(tokens) + 1, self._settings.window_start)
+        self._rehearsed.setdefault(prompt_key, []).append(sample)
+        # Its tokens are entered into the prompt's tables before its draft, which is empty: the text has no room.
+        self._core.draft(np.array([sample], np.int64), False)
+
+    def forget_rehearsed(self, prompt_key: str) -> None:
+        """Drop the prompt's rehearsed texts, if there are any."""
+        for sample in self._rehearsed.pop(prompt_key, ()):
             self._core.finish(sample)
 
     def memory_bytes(self) -> int:

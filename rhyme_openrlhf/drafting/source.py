@@ -127,6 +127,12 @@ class DraftSource:
     def forget(self, prompt_key: str) -> None:
         """Drop the prompt's draft index, if there is one."""
 
+    def rehearsed(self, prompt_key: str, tokens: Sequence[int], prompt_tokens: int) -> None:
+        """Draft for this prompt from a text that was generated for that alone, if the source uses any."""
+
+    def forget_rehearsed(self, prompt_key: str) -> None:
+        """Drop the prompt's texts that were generated to draft from."""
+
 
 class Fates(NamedTuple):
     """Outcomes of proposals: their samples' recent acceptance before them (thousandths), tokens that can be judged,

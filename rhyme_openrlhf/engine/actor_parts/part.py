@@ -139,6 +139,13 @@ class Part:
     def sample_ended(self, request_id: str) -> None:
         """React to the end of a sample's request."""
 
+    async def closes(self) -> None:
+        """No sample may start from now on, because weights are about to load."""
+
+    def uncounted(self) -> int:
+        """Return how many requests of vLLM's are no samples."""
+        return 0
+
     def answered(self) -> None:
         """React to the end of the current task's call of `generate`, successful or not."""
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
+from rhyme_openrlhf.engine.actor_parts.rehearsal import Rehearsal
 from rhyme_openrlhf.engine.actor_parts.timeline import ELSEWHERE, CausedTimeline
 from rhyme_openrlhf.engine.calls import SchedulerMeter, SchedulerMoves
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateError
@@ -36,6 +37,8 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import Round
 from rhyme_openrlhf.weights.buckets import Segment
 
+# What a rehearsal needs of a call.
+REHEARSED = ("prompt", "sampling_params", "max_length", "hf_tokenizer")
 # A step's turn, and the place of a prompt in that step.
 Group = tuple[int, int]
 
@@ -61,8 +64,9 @@ _current: ContextVar[TurnCall | None] = ContextVar("pipeline_call", default=None
 class Turns(Part):
     """The turns of one engine of a pipelined run."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, rehearsal: Rehearsal | None = None) -> None:
         super().__init__(engine)
+        self._rehearsal = rehearsal
         self._turns = EngineTurns()
         self._segments: dict[int, Segment] = {}
         self._loads: dict[int, asyncio.Future[Loaded | None]] = {}
@@ -175,6 +179,9 @@ class Turns(Part):
         """
         call = TurnCall(number, place, arguments["num_samples"])
         self._calls.add(call)
+        # Evaluations are no prompts of the data loader.
+        if self._rehearsal is not None and place >= 0 and not arguments["images"]:
+            self._rehearsal.expect(*(arguments[name] for name in REHEARSED))
         try:
             await self._until_begun(call)
             _current.set(call)

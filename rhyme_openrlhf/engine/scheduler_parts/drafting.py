@@ -41,7 +41,7 @@ from rhyme_openrlhf.drafting.planner import Decision, DecisionLog
 from rhyme_openrlhf.drafting.source import DraftSource, Verified, WorkerProposals
 from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import SchedulerDrafting
-from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, WINDOW
+from rhyme_openrlhf.engine.requests import PROMPT_KEY, REHEARSED_PROMPT, TRACE, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
 from rhyme_openrlhf.engine.scheduler_parts.meter import DraftTraces, Meter, extra_arguments
@@ -106,6 +106,8 @@ class Drafting(Part):
         self._sentences: list[str] = []
         # Requests whose drafts a grammar cuts.
         self._ruled: set[str] = set()
+        # Requests that only serve to draft from: they have no drafts, and nothing is learnt from them.
+        self._rehearsals: set[str] = set()
         self.use(SOURCES[self.settings.source](self.histospec, self.settings))
 
     def use(self, source: DraftSource) -> None:
@@ -190,7 +192,12 @@ class Drafting(Part):
             if (request := requests.get(request_id)) is not None
             and request.status is running
             and not request.is_prefill_chunk
+            and request_id not in self._rehearsals
         ]
+        if self._rehearsals and not decoding:
+            self._ticket = None
+            source.leave_out()
+            return
         self._ticket = self.gain.ask() if decoding else None
         self._set_drafts(decoding, self._drafts(decoding))
         for request_id in self._ruled:
@@ -275,6 +282,8 @@ class Drafting(Part):
         A request goes on with all that it sampled. A stop that cuts tokens off ends the request. vLLM would drop
         samples whose KV blocks failed to load, but no connector of ours loads blocks that can fail.
         """
+        if self._rehearsals and self._rehearsals.issuperset(requests):
+            return
         started = time.perf_counter()
         if tokens:
             self.source.append(requests, tokens)
@@ -289,6 +298,8 @@ class Drafting(Part):
             request.request_id, arguments.get(PROMPT_KEY), request.all_token_ids[:], request.num_prompt_tokens,
             most_tokens, arguments.get(WINDOW),
         )  # fmt: skip
+        if REHEARSED_PROMPT in arguments:
+            self._rehearsals.add(request.request_id)
         if request.structured_output_request is not None:
             self._ruled.add(request.request_id)
         self._traces.start(request.request_id, arguments.get(TRACE))
@@ -296,6 +307,7 @@ class Drafting(Part):
     def freed(self, request_id: str) -> None:
         self.source.finish(request_id)
         self._ruled.discard(request_id)
+        self._rehearsals.discard(request_id)
         self._traces.finish(request_id)
 
     def resets(self, running: bool) -> None:
