@@ -140,7 +140,7 @@ class Part:
         """React to the end of a sample's request."""
 
     async def closes(self) -> None:
-        """No sample may start from now on, because weights are about to load."""
+        """React to a coming weight load: no sample may start from now on."""
 
     def uncounted(self) -> int:
         """Return how many requests of vLLM's are no samples."""
