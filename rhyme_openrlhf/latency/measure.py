@@ -1,14 +1,17 @@
-"""Measures a profile: which points, few and where they tell most, and the walk over them at an engine.
+"""Measure a profile: the choice of a few informative points, and the walk over them at an engine.
 
 The points follow PAT 4.2's sparse sampling and RLHFSpec 5.2's draft term. The walk goes over them several times, a few
-steps of each point at a time: what disturbs the machine for a while is then a small part of many points instead of all
-of a few. It goes on where an earlier, interrupted walk stopped.
+steps of each point at a time. So a short disturbance of the machine is a small part of many points, not all of a few.
+An interrupted walk continues where it stopped.
 
-Invariants: no point needs more KV cache than there is (B x L <= tokens); contexts are denser where they are short,
-since decoding is less linear there; draft counts end on the stairs to which the engine pads, so that the fitted
-staircase has its steps where the engine's are; every burst that was measured is in the journal, where there is one,
-before the next one begins; a journal of another subject, other versions or another grid is not used; a point that does
-not come about (a KV cache too small for it after all) is left out and named in the profile's notes.
+Invariants:
+
+- No point needs more KV cache than there is (B x L <= tokens).
+- Contexts are denser where they are short, because decoding is less linear there.
+- Draft counts end on the stairs to which the engine pads, so the fitted staircase has its steps where the engine's are.
+- Every measured burst is in the journal, if there is one, before the next one begins.
+- A journal of another subject, other versions or another grid is not used.
+- A point that cannot be measured (the KV cache is too small after all) is left out and named in the profile's notes.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Sub
 
 @dataclass(frozen=True)
 class Grid:
-    """What is asked for, before what fits: samples, tokens of context each, draft tokens each; prefills' sequences."""
+    """A grid of points, some of which may not fit: samples, context and draft tokens of each; prefills' sequences."""
 
     running: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -66,8 +69,10 @@ class PrefillShape:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine can hold: samples at once, tokens of a sequence, tokens of KV cache, tokens computed a step, and
-    draft tokens of a sample, of which vLLM dies if there are more.
+    """An engine's limits: samples at once, tokens of a sequence, of KV cache and of a step, draft tokens of a sample.
+
+    vLLM dies of more draft tokens than that.
+
 
     `verified_rows`: rows of a step that verifies drafts, None if no memory bounds them.
     """
@@ -81,7 +86,7 @@ class Limits:
 
 
 def step_shapes(limits: Limits, steps: int, grid: Grid = FULL) -> list[StepShape]:
-    """The decode steps to measure, those of few samples first. `steps`: decode steps measured at each point.
+    """Return the decode steps to measure, those of few samples first. `steps`: decode steps measured at each point.
 
     A sample grows while it is measured: by up to its drafts and one a step.
     """
@@ -100,7 +105,7 @@ def step_shapes(limits: Limits, steps: int, grid: Grid = FULL) -> list[StepShape
 
 
 def prefill_shapes(limits: Limits, grid: Grid = FULL) -> list[PrefillShape]:
-    """The prefills to measure."""
+    """Return the prefills to measure."""
     return [
         PrefillShape(sequences, length)
         for sequences in _up_to(grid.sequences, limits.running)
@@ -110,14 +115,16 @@ def prefill_shapes(limits: Limits, grid: Grid = FULL) -> list[PrefillShape]:
 
 
 def _drafts_up_to(values: Sequence[int], most: int) -> list[int]:
-    """As `_up_to`, and `most` in place of the last where that is near: a drafter that proposes `most` tokens for every
-    sample has steps of that size all the time."""
+    """Return values as `_up_to` does, but with `most` in place of a last value near it.
+
+    A drafter that proposes `most` tokens for every sample has steps of that size all the time.
+    """
     found = _up_to(values, most)
     return [*found[:-1], most] if found and most < values[-1] else found
 
 
 def _up_to(values: Sequence[int], most: int) -> list[int]:
-    """Those of `values` up to `most`, and `most` itself where it lies well beyond the last of them."""
+    """Return the `values` up to `most`, and `most` itself if it lies well beyond the last of them."""
     found = [value for value in values if value <= most]
     if found and found[-1] * 1.5 < most < values[-1]:
         found.append(most)
@@ -131,7 +138,7 @@ WARM_UP_STEPS = 8
 
 @dataclass(frozen=True)
 class Walk:
-    """How thoroughly: `rounds` times over the grid, each time `steps` decode steps a point, for `limit_s` at most.
+    """The extent of a walk: `rounds` times over the grid, `steps` decode steps a point each time, at most `limit_s`.
 
     `carrying`: KV transfer and weight load too.
     """
@@ -156,14 +163,13 @@ UNSPECULATED = Walk(dataclasses.replace(QUICK, sequences=()), rounds=3, steps=6)
 UNSPECULATED_QUICKLY = dataclasses.replace(UNSPECULATED, rounds=2, steps=4, limit_s=15.0)
 
 
-# Where other engines do the same beside it, the measured engine makes so many times as many steps, of which the last
-# count, and the others so many times as many: calls reach engines some steps apart, and a burst would else be measured
-# in part before the others begin and after they have ended.
+# Factors on the steps of the measured engine, of which only the last part counts, and of the other engines beside it.
+# Calls reach engines some steps apart. Without the factors, a part of the burst would run while the others do not.
 OWN_STEPS, BESIDE_STEPS = 2, 4
 
 
 class Engine(Protocol):
-    """What is measured (`engine/actor_parts/measuring.py`, behind Ray)."""
+    """The engine that is measured (`engine/actor_parts/measuring.py`, behind Ray)."""
 
     def subject(self) -> Subject: ...
 
@@ -188,7 +194,7 @@ class MeasureError(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and with what. `kv_bytes_per_token` as in `Profile`."""
+    """A measurement's points, subject and walk. `kv_bytes_per_token` as in `Profile`."""
 
     subject: Subject
     limits: Limits
@@ -200,7 +206,7 @@ class Plan:
 
     @classmethod
     def of(cls, engine: Engine, versions: dict[str, str], walk: Walk = THOROUGH, beside: int = 0) -> Plan:
-        """What there is to measure of an engine, with so many others that do the same beside it."""
+        """Return the plan of an engine with `beside` other engines that do the same beside it."""
         return cls(
             subject=engine.subject(),
             limits=engine.limits(),
@@ -212,23 +218,23 @@ class Plan:
         )
 
     def steps(self) -> list[StepShape]:
-        """The decode steps."""
+        """Return the decode steps."""
         steps = self.walk.steps * (BESIDE_STEPS if self.beside else 1)
         return step_shapes(self.limits, steps + 2, self.walk.grid)
 
     def prefills(self) -> list[PrefillShape]:
-        """The prefills."""
+        """Return the prefills."""
         return prefill_shapes(self.limits, self.walk.grid)
 
     def bursts(self) -> int:
-        """How often `measure` says what it does next, the warming up among it."""
+        """Return how often `measure` announces its next burst, the warm-up included."""
         return 1 + self.walk.rounds * (len(self.steps()) + len(self.prefills())) + 2 * self.walk.carrying
 
 
 def measure(
     plan: Plan, engine: Engine, journal: Path | None = None, on_point: Callable[[str], None] = lambda words: None
 ) -> Profile:
-    """The profile of `plan`; `on_point` is told each burst in words, before it is measured. Raises MeasureError."""
+    """Return the profile of `plan`; `on_point` gets each burst in words before it is measured. Raise MeasureError."""
     began = time.monotonic()
     done = _Journal(journal, plan)
     # Short contexts first: where there is no time for all, every number of samples has been seen.
@@ -286,7 +292,7 @@ def with_unspeculated(
 
 @dataclass(frozen=True)
 class _Carrying:
-    """As `Profile` has them; `notes` say what was not measured, and why."""
+    """Times of carrying, as `Profile` has them; `notes` say what was not measured, and why."""
 
     kv_bytes_per_second: float = 0.0
     weight_load_seconds: float = 0.0
@@ -366,7 +372,7 @@ class _Journal:
         return len(self._bursts.get(_words(shape), []))
 
     def rows(self, shape: StepShape | PrefillShape) -> list[tuple[float, float]]:
-        """All that was measured of it."""
+        """Return all measured times of a point."""
         return [row for burst in self._bursts.get(_words(shape), []) for row in burst]
 
     def add(self, shape: StepShape | PrefillShape, burst: list[tuple[float, float]]) -> None:

@@ -1,9 +1,12 @@
-"""What was measured of one model on one kind of hardware at one tensor-parallel size: the points, their file, its name.
+"""A profile: measured points of one model on one kind of hardware at one tensor-parallel size, its file and its name.
 
-Invariants: a profile is frozen; `read` gives back what `write` wrote; a file that is torn, of another format or of
-impossible values is refused with the file and the line. `check_fits` refuses a profile of something else than what
-runs, and names both side by side. The words by which a profile is found again are the model's architecture, the
-hardware, the number format and the tensor-parallel size. Seconds, bytes and tokens throughout.
+Invariants:
+
+- A profile is frozen, and `read` returns what `write` wrote.
+- A file that is torn, of another format or of impossible values is refused with the file and the line.
+- `check_fits` refuses a profile of another subject than what runs, and names both side by side.
+- A profile is found by the model's architecture, the hardware, the number format and the tensor-parallel size.
+- Units are seconds, bytes and tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True)
 class Subject:
-    """What was profiled. `model` is its architecture in short, so that two trained copies of it share a profile."""
+    """The subject of a profile. `model` is its architecture in short, so two trained copies of it share a profile."""
 
     model: str
     hardware: str
@@ -84,7 +87,7 @@ class PrefillPoint(_Point):
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything measured of one subject.
+    """All measurements of one subject.
 
     `padded_rows`: token counts to which the engine pads a step (CUDA graph sizes; the CPU's few shapes), ascending;
     above the last it pads no more. `kv_bytes_per_token`: of all layers, keys and values, on one rank.
@@ -174,12 +177,12 @@ def _section(name: str, points: Sequence[_Point]) -> str:
 
 
 def read(path: Path) -> Profile:
-    """The profile at `path`. Raises ProfileError."""
+    """Return the profile at `path`. Raise ProfileError."""
     return parse(read_text(path), f"the profile {path}")
 
 
 def read_text(path: Path) -> str:
-    """What `parse` reads. Raises ProfileError."""
+    """Return the text at `path`, for `parse`. Raise ProfileError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -189,7 +192,7 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, what: str) -> Profile:
-    """The profile that `text` is; `what` names it in errors. Raises ProfileError."""
+    """Return the profile in `text`; `what` names it in errors. Raise ProfileError."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -225,7 +228,7 @@ def parse(text: str, what: str) -> Profile:
 
 
 def _seconds_or_rate(content: dict[str, Any], name: str) -> float:
-    """A number that may be missing: 0, not measured. Raises ValueError for anything else."""
+    """Return a number that may be missing (0: not measured). Raise ValueError for anything else."""
     value = content.get(name, 0.0)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{name} must be a number that is finite and not negative, got {value!r}")
@@ -250,7 +253,7 @@ def _points(kind: type[P], content: dict[str, Any], section: str, text: str, wha
 
 
 def _line_of(text: str, section: str, number: int) -> int:
-    """The line (from 1) of a section's point: `write` puts one a line, after the section's name."""
+    """Return the line (from 1) of a section's point: `write` puts one on each line, after the section's name."""
     for line, content in enumerate(text.splitlines(), start=1):
         if f'"{section}"' in content:
             return line + 1 + number
@@ -263,9 +266,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def model_name(config: Any, drafting: DraftingSettings) -> str:
-    """A Hugging Face configuration in short: what decides how long a step takes, and nothing that training changes.
+    """Return a Hugging Face configuration in short: all that decides step times, and nothing that training changes.
 
-    What vLLM's own methods propose drafts with is part of every step, so it is part of the name.
+    The draft model of vLLM's own methods is part of every step, so it is part of the name.
     """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return (
@@ -294,7 +297,7 @@ def kv_bytes_per_token(config: Any, dtype: str, tensor_parallel_size: int) -> in
 
 
 def hardware_name(gpus: tuple[str, ...]) -> str:
-    """The GPU's name, or the CPU's with the number of its cores."""
+    """Return the GPU's name, or the CPU's with the number of its cores."""
     if gpus:
         return gpus[0]
     text = CPU_INFO.read_text(encoding="utf-8", errors="replace") if CPU_INFO.exists() else ""
@@ -303,11 +306,11 @@ def hardware_name(gpus: tuple[str, ...]) -> str:
 
 
 def file_name(subject: Subject) -> str:
-    """A file name for its profile."""
+    """Return a file name for the subject's profile."""
     words = f"{subject.model} {subject.hardware} {subject.dtype} tp{subject.tensor_parallel_size}"
     return re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-").lower() + ".json"
 
 
 def folder() -> Path:
-    """Where profiles are kept if not told otherwise."""
+    """Return the default folder of profiles."""
     return user_cache() / "profiles"

@@ -1,17 +1,19 @@
 """Seconds of one decode step: of how many samples, with how much context, verifying how many draft tokens.
 
 Plain steps follow PAT 4.2: for each profiled number of running samples a piecewise linear curve over the total context;
-between two of them, linear. A step that verifies drafts adds RLHFSpec 5.2's two terms, attention by context and the
-feed-forward part by tokens computed, as a second family of curves: over the context, for each profiled number of rows
-(running samples + draft tokens). It is a family of its own because a verifying step also does things that a plain one
-does not (rejection sampling), so that the first draft token costs more than the second.
+between two of them, linear. A step that verifies drafts adds the two terms of RLHFSpec 5.2: attention by context, and
+the feed-forward part by tokens computed. They are a second family of curves over the context, one for each profiled
+number of rows (running samples + draft tokens). A verifying step also does things that a plain one does not (rejection
+sampling). So it needs a family of its own, in which the first draft token costs more than the second.
 
-Each family keeps its seconds for all numbers of rows at the contexts asked for (`_Family`): single steps, tables of
-draft tokens and many steps at once read the same numbers.
+Each family keeps its seconds for all numbers of rows at the contexts that were queried (`_Family`). Single steps,
+tables of draft tokens and many steps at once read the same numbers.
 
-Invariants: at a profiled point the answer is the measured one, or the mean of those points that the engine's padding
-makes the same step; rows are first padded as the engine pads them, so the answer is a staircase in draft tokens where
-the engine's time is one; outside of what was measured the nearest edge goes on with its slope, and `covers` says so.
+Invariants:
+
+- At a profiled point the answer is the measured one. Points that padding makes the same step give their mean.
+- Rows are first padded as the engine pads them, so the answer is a staircase where the engine's time is.
+- Outside of the measured points the nearest edge continues with its slope, and `covers` says so.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ CONTEXT_BITS = 4
 BUCKETS = (48 - CONTEXT_BITS) << CONTEXT_BITS
 # Contexts that each family keeps its seconds of: some thousand floats each, so some MB.
 MOST_TABLES = 256
-# Contexts that differ by less are one. Draft counts of one stair are measured with all but the same context, and the
-# slope between two such points is noise, with which a curve would go on beyond them.
+# Contexts that differ by less count as one. Draft counts of one stair are measured with nearly the same context. The
+# slope between two such points is noise, and a curve would continue with it beyond them.
 SAME_CONTEXT = 1.25
 # Of the quickest measured step: that of one sample without context hardly takes less.
 LEAST_SHARE = 0.5
@@ -95,18 +97,18 @@ class StepModel:
         return self._padded[at] if at < len(self._padded) else rows
 
     def first_rows(self, least: int) -> int:
-        """The fewest tokens of a step for which the engine computes `least` or more."""
+        """Return the fewest tokens of a step for which the engine computes `least` or more."""
         at = bisect_left(self._padded, least)
         if at == len(self._padded):
             return max(least, self._padded[-1] + 1) if self._padded else least
         return self._padded[at - 1] + 1 if at else 1
 
     def next_stair(self, running: int, drafts: int) -> int:
-        """The most draft tokens that cost as much as `drafts`."""
+        """Return the most draft tokens that cost as much as `drafts`."""
         return self.rows(running, drafts) - running
 
     def covers(self, running: int, context: int, drafts: int) -> bool:
-        """Whether the answer lies between measured points, or below them with less context."""
+        """Return whether the answer lies between measured points, or below them with less context."""
         rows = self.rows(running, drafts) if drafts else running
         if not (drafts and self._verify):
             return self._plain.rows[0] <= rows and self._plain.covers(rows, context)
@@ -189,7 +191,7 @@ class _Family:
         self._made = np.zeros(BUCKETS, dtype=bool)
 
     def covers(self, rows: int, context: int) -> bool:
-        """Whether so many rows with so much context were measured, or more of both."""
+        """Return whether `rows` rows with `context` tokens were measured, or more of both."""
         return rows <= self.rows[-1] and self._curves[_nearest(self.rows, rows)].reaches(context)
 
     def seconds(self, context: int, rows: int) -> float:
@@ -238,7 +240,7 @@ class Quality:
 
 
 def assess(profile: Profile) -> Quality:
-    """The quality of a profile's step points."""
+    """Return the quality of a profile's step points."""
     noise = statistics.median(point.spread / point.seconds for point in profile.steps)
     errors = []
     for point in _inner(profile):
@@ -258,7 +260,7 @@ def _inner(profile: Profile) -> list[StepPoint]:
 
 
 def _power_of_two(least: int) -> int:
-    """The first one from `least` on."""
+    """Return the first power of two from `least` on."""
     return 1 << (least - 1).bit_length()
 
 
