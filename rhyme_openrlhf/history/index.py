@@ -1,7 +1,7 @@
 """The draft index of one prompt: finds what followed the same few tokens in the prompt's last rollout.
 
 RhymeRL (section 5.3) keeps a suffix tree per prompt whose nodes carry a priority, the sum of the rewards below them.
-This is the same tree held as a suffix array: a node is an interval of the sorted suffixes, its count is the
+This index is the same tree, held as a suffix array. A node is an interval of the sorted suffixes, its count is the
 interval's length, and its priority is a difference of prefix sums. So the whole tree is a few flat arrays in one buffer
 that is shared, memory-mapped or sent without any conversion.
 
@@ -72,9 +72,10 @@ class IndexBufferError(ValueError):
 class Piece:
     """One response of the prompt's last rollout.
 
-    `context`: the last tokens before the response (the end of the prompt), so that the start of a response is matched
-    too; as many as the longest prefix that is looked up. `tokens`: the generated tokens. Both are token ids from 0 to
-    2**31 - 1. `reward`: any unit; only compared with the rewards of the same index.
+    - `context`: the last tokens before the response (the end of the prompt), so that the start of a response is
+      matched too. It has as many tokens as the longest prefix that is looked up.
+    - `tokens`: the generated tokens. Both are token ids from 0 to 2**31 - 1.
+    - `reward`: in any unit, because it is compared only with the rewards of the same index.
     """
 
     context: Tokens
@@ -95,11 +96,11 @@ class Draft:
 
 
 def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
-    """The draft index of `pieces` (RhymeRL, section 5.3), oldest first, as one uint8 buffer.
+    """Build the draft index of `pieces` (RhymeRL, section 5.3), given oldest first, as one uint8 buffer.
 
-    15.25 bytes per token. Rewards that are not finite count as 0. No pieces make an index that never drafts. Raises
-    ValueError for a token id that is no integer from 0 to 2**31 - 1, for 2**31 tokens and more, or for more than 65,536
-    pieces.
+    The buffer takes 15.25 bytes per token. Rewards that are not finite count as 0. Without pieces, the index never
+    drafts. Raises ValueError for a token id that is no integer from 0 to 2**31 - 1, for 2**31 tokens and more, or for
+    more than 65,536 pieces.
     """
     text, lengths = _join(pieces)
     if text.size > MAX_TOKEN:
@@ -113,7 +114,7 @@ def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
 
 
 class DraftIndex:
-    """A draft index opened for lookups. Holds views into its buffer and changes nothing: safe to use from threads."""
+    """A draft index opened for lookups. It holds views into its buffer and changes nothing, so threads may share it."""
 
     def __init__(self, buffer: NDArray[np.uint8]) -> None:
         """Use `from_buffer`, which checks the buffer first."""
@@ -151,10 +152,10 @@ class DraftIndex:
             raise IndexBufferError(str(error)) from error
 
     def draft(self, context: Tokens, prefix_max: int, prefix_min: int, limit: int) -> Draft:
-        """Up to `limit` tokens that are likely to follow `context` (RhymeRL, sections 5.2 to 5.4).
+        """Return up to `limit` tokens that are likely to follow `context` (RhymeRL, sections 5.2 to 5.4).
 
         The longest end of `context`, from `prefix_max` down to `prefix_min` tokens, that occurs with a continuation is
-        the match; only the last `prefix_max` elements of `context` are read. From there the best child is
+        the match. Only the last `prefix_max` elements of `context` are read. From there the best child is
         taken at each branch (module docstring) until `limit` tokens are found or no stored response goes on.
         Negative ids in `context` (placeholders) match nothing. Raises ValueError unless 1 <= prefix_min <= prefix_max.
         """
@@ -168,9 +169,9 @@ class DraftIndex:
 
 
 def _checksum(buffer: NDArray[np.uint8]) -> int:
-    """XXH3, 64 bits, of everything but the checksum itself.
+    """Return XXH3, 64 bits, of everything but the checksum itself.
 
-    It reads every byte, as a CRC would: what it misses, it misses by chance, one damaged buffer in 2**64.
+    The hash reads every byte, as a CRC would. It misses damage only by chance: one damaged buffer in 2**64.
     """
     hashed = xxhash.xxh3_64(buffer[:CHECKSUM_AT].data)
     hashed.update(buffer[HEADER_BYTES:].data)
@@ -178,7 +179,7 @@ def _checksum(buffer: NDArray[np.uint8]) -> int:
 
 
 def _join(pieces: Sequence[Piece]) -> tuple[Int32s, Int64s]:
-    """All pieces in one array, each followed by its separator; and how many elements each has with it."""
+    """Return all pieces in one array, each followed by its separator, and each piece's length with its separator."""
     parts: list[Int32s] = [np.empty(0, dtype=np.int32)]
     lengths = []
     for number, piece in enumerate(pieces):
@@ -188,7 +189,7 @@ def _join(pieces: Sequence[Piece]) -> tuple[Int32s, Int64s]:
 
 
 def token_array(tokens: Tokens) -> Int32s:
-    """`tokens` as int32[n]. Raises ValueError for an id that is no integer from 0 to 2**31 - 1."""
+    """Return `tokens` as int32[n]. Raises ValueError for an id that is no integer from 0 to 2**31 - 1."""
     array = np.asarray(tokens)
     if array.size == 0:
         return np.empty(0, dtype=np.int32)
@@ -200,7 +201,7 @@ def token_array(tokens: Tokens) -> Int32s:
 
 
 def _fixed_point(rewards: Sequence[float], count: int) -> Int64s:
-    """Rewards as integers in a unit of their own, so small that `count` of the largest still fit a prefix sum.
+    """Return rewards as integers, in a unit chosen so that `count` times the largest still fits a prefix sum.
 
     The unit is a power of two, at most 2**-30 of the largest reward for the 2**31 suffixes that an index can hold.
     """

@@ -1,17 +1,19 @@
 """A worker's draft indexes within its share of the node's memory: the rest is on the disk, compressed.
 
-Which index leaves memory: the one whose prompt was answered last. Prompts come once an epoch in random order, so the
-next to come are among those not yet seen in this epoch, and what was just recorded is needed last of all. (The usual
-rule, least recently used goes first, would write out just what is about to be asked for.)
+The index that leaves memory first is that of the prompt with the latest recorded responses. Each prompt comes once an
+epoch, in random order. So the next prompts are among those not yet seen in this epoch, and the index that was just
+recorded is needed last of all. The usual rule, least recently used first, would write out the very indexes that are
+needed next.
 
 Invariants:
-- What is in memory is at most the limit, whatever is put or loaded; an index larger than that goes to the disk at once.
-- Nothing here is needed to be right: an index is made again from the responses (history/shard.py). So a disk that is
-  full, or a file that is damaged, costs the time to build it, is told once, and nothing else.
-- A file is of one version of a prompt's history: `drop` forgets memory and disk alike.
-- Nothing is read that another life of the worker left: the directory is emptied at the start.
+- The indexes in memory never exceed the limit, after any `put` or load. An index larger than the limit goes to the
+  disk at once.
+- Losing an index loses no data, because it can be rebuilt from the responses (history/shard.py). A full disk or a
+  damaged file costs only the time to rebuild. A disk that cannot be written is reported once.
+- A file holds the index of one version of a prompt's history: `drop` removes it from memory and disk alike.
+- Files of an earlier process of this worker are never read: the directory is emptied at the start.
 
-One caller at a time, but `resident` may be asked from any thread.
+One caller at a time, but `resident` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ SUFFIX = ".index"
 
 @dataclass(frozen=True)
 class _File:
-    """A compressed index on the disk: its size there, and what it was."""
+    """A compressed index on the disk: its size there, and its size in memory."""
 
     disk_bytes: int
     nbytes: int
@@ -41,7 +43,7 @@ class _File:
 
 @dataclass(frozen=True)
 class StoreState:
-    """How many indexes are in memory and how many on the disk alone, and their bytes there."""
+    """Numbers of indexes in memory (`resident`) and on the disk alone (`spilled`), with their bytes there."""
 
     resident: int
     spilled: int
@@ -50,7 +52,7 @@ class StoreState:
 
 
 class IndexStore:
-    """Draft indexes by prompt key. `say` gets one sentence when the disk does not take what it should, once."""
+    """Draft indexes by prompt key. `say` is called once, with one sentence, when the disk cannot be written."""
 
     def __init__(self, directory: Path, limit_bytes: int, say: Callable[[str], None]) -> None:
         self._directory = directory
@@ -69,11 +71,11 @@ class IndexStore:
         self._make_room(0)
 
     def resident(self, key: str) -> NDArray[np.uint8] | None:
-        """The index of a prompt if it is in memory."""
+        """Return the index of a prompt if it is in memory, else None."""
         return self._resident.get(key)
 
     def put(self, key: str, index: NDArray[np.uint8], *, soon: bool = False) -> None:
-        """Keep a prompt's index, which was just built: it is needed after all others, or `soon`, before them."""
+        """Keep a prompt's newly built index, which is needed after all others or, with `soon`, before them."""
         self.drop(key)
         if self._make_room(index.nbytes, others_leave=soon):
             self._keep(key, index, first=soon)
@@ -81,7 +83,7 @@ class IndexStore:
             self._spill(key, index)
 
     def bring(self, key: str) -> NDArray[np.uint8] | None:
-        """The index of a prompt that is about to be needed, from memory or disk; None if it has to be built."""
+        """Return the index of a prompt that is about to be needed, from memory or disk; None if it has to be built."""
         index = self._resident.get(key)
         if index is None:
             index = self._read(key)
@@ -101,7 +103,7 @@ class IndexStore:
         self._forget_file(key)
 
     def state(self) -> StoreState:
-        """What is where."""
+        """Return how many indexes, and how many bytes of them, are in memory and on the disk alone."""
         on_disk_alone = [file for key, file in self._files.items() if key not in self._resident]
         return StoreState(
             len(self._resident),
@@ -111,7 +113,7 @@ class IndexStore:
         )
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Delete the files on the disk."""
         self._files.clear()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -122,7 +124,7 @@ class IndexStore:
             self._resident.move_to_end(key, last=False)
 
     def _make_room(self, nbytes: int, *, others_leave: bool = True) -> bool:
-        """Whether `nbytes` more fit, once others have left memory (none, unless `others_leave`)."""
+        """Make room for `nbytes`, moving others to the disk only with `others_leave`; return whether they fit."""
         if nbytes > self._limit:
             return False
         while self._resident_bytes + nbytes > self._limit:
@@ -170,6 +172,6 @@ class IndexStore:
             self._remove(key)
 
     def _remove(self, key: str) -> None:
-        # A file that cannot be removed is not read any more, and the disk has been complained of.
+        # A file that cannot be removed is never read again, so the error does no harm.
         with suppress(OSError):
             self._path(key).unlink()

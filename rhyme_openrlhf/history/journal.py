@@ -1,12 +1,13 @@
-"""A history shard in a file: what a restarted worker reads its history from, and how a checkpoint holds it.
+"""A history shard in a file: a restarted worker reads its history from it, and a checkpoint holds history in this form.
 
-The file (integers little-endian): magic, format version and a token that says whose file it is; then one entry a
-record: size and CRC-32 of what follows, and the encoded record (history/record.py).
+The file, in this order (integers little-endian):
+- magic, format version, and a token that identifies the file's owner;
+- one entry for each record: the size and CRC-32 of the encoded record, and that record itself (history/record.py).
 
 Invariants:
-- An entry counts only if it is whole: reading ends before the first that is torn or damaged (a process killed while it
-  wrote), and writing goes on from there.
-- A file is begun, and shortened, under another name and renamed, so it is never seen half-written.
+- An entry counts only if it is whole. Reading ends before the first entry that is torn or damaged (a process killed
+  while it wrote), and writing continues from there.
+- A file is begun, and shortened, under another name and then renamed, so no reader ever sees it half-written.
 - A file with another token (an earlier run's) is not read.
 
 One caller at a time: nothing here locks.
@@ -30,16 +31,16 @@ HEADER = struct.Struct(f"<8sI{TOKEN_BYTES}s")
 ENTRY = struct.Struct("<QI")
 # A checkpoint's history belongs to no run.
 NO_RUN = bytes(TOKEN_BYTES)
-# A journal is shortened when it is twice what it has to hold; below this, shortening saves nothing worth the writing.
+# A journal is shortened when it is twice the size that it needs. Below this size, shortening is not worth the writing.
 SHORTEN_FROM_BYTES = 1024**2
 
 
 class JournalError(Exception):
-    """A file is not a history journal of this version and owner; the message says which file and what it is instead."""
+    """An error: a file is not a history journal of this version and owner. The message says which file, and why."""
 
 
 def write_entries(path: Path, token: bytes, encoded: Iterable[bytes]) -> int:
-    """Write a whole file of encoded records, in one piece and to the disk; returns its bytes. Raises OSError."""
+    """Write a whole file of encoded records, atomically and to the disk; return its size in bytes. Raises OSError."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -51,16 +52,16 @@ def write_entries(path: Path, token: bytes, encoded: Iterable[bytes]) -> int:
             size = file.tell()
         partial.rename(path)
     except OSError:
-        # On a full disk the half of a file is what the next try needs the room of.
+        # On a full disk, the next try needs the space that this partial file takes.
         partial.unlink(missing_ok=True)
         raise
     return size
 
 
 def read_entries(path: Path, token: bytes) -> Iterator[tuple[bytes, int]]:
-    """The encoded records of a file, each with the file's bytes up to its end.
+    """Yield the encoded records of a file, each with the file's size in bytes up to the record's end.
 
-    Raises JournalError if it is no journal of this version, or one with another token; OSError if it cannot be read.
+    Raises JournalError if the file is no journal of this version or has another token; OSError if it cannot be read.
     """
     with path.open("rb") as file:
         header = file.read(HEADER.size)
@@ -75,7 +76,7 @@ def read_entries(path: Path, token: bytes) -> Iterator[tuple[bytes, int]]:
         good = HEADER.size
         while good + ENTRY.size <= size:
             length, checksum = ENTRY.unpack(file.read(ENTRY.size))
-            # A damaged length must not be asked of the memory.
+            # Never allocate memory for a damaged length.
             encoded = file.read(length) if length <= size - good - ENTRY.size else b""
             if len(encoded) != length or zlib.crc32(encoded) != checksum:
                 return
@@ -90,9 +91,9 @@ def _entry(encoded: bytes) -> bytes:
 class JournaledShard:
     """A shard whose records are also in the file at `path`.
 
-    If the file is there with this `token`, the shard is what the file says; otherwise it begins with the encoded
-    records that `first` returns, and a new file with those. `rollouts` as in HistoryShard. Raises OSError if the file
-    cannot be written.
+    If the file exists and has this `token`, the shard is read from it. Otherwise the shard begins with the encoded
+    records that `first` returns, and they are written to a new file. `rollouts` has the same meaning as in
+    HistoryShard. Raises OSError if the file cannot be written.
     """
 
     def __init__(self, path: Path, token: bytes, first: Callable[[], Iterable[bytes]], rollouts: int = 1) -> None:
@@ -102,7 +103,7 @@ class JournaledShard:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._bytes = self._replay()
-            # What of it is live is not known exactly, but at least this.
+            # The exact number of live bytes is unknown; this is a lower bound.
             self._live_bytes = self.shard.data_bytes
         except (FileNotFoundError, JournalError):
             for encoded in first():
@@ -111,7 +112,7 @@ class JournaledShard:
         self._open()
 
     def _replay(self) -> int:
-        """Read the file back into the shard; returns its good bytes."""
+        """Read the file back into the shard, cut off a damaged end, and return the number of good bytes."""
         good = HEADER.size
         for encoded, good in read_entries(self._path, self._token):  # noqa: B007
             self.shard.add(encoded)
@@ -119,14 +120,14 @@ class JournaledShard:
         return good
 
     def _open(self) -> None:
-        # Unbuffered: what `record` wrote survives the death of this process.
+        # Unbuffered, so that written records survive the death of this process.
         self._file = self._path.open("ab", buffering=0)
 
     def record(self, records: Sequence[Record]) -> None:
         """Keep records of a rollout, in memory and then in the file.
 
-        Raises ValueError as the shard does, and OSError when the file cannot be written: the shard is right then, and
-        the file is to be given up (`close`).
+        Raises ValueError as the shard does, and OSError when the file cannot be written. After an OSError the shard is
+        still right, and the caller must give up the file (`close`).
         """
         kept = [encoded for encoded in map(encode, records) if self.shard.add(encoded)]
         self._write(b"".join(map(_entry, kept)))
@@ -142,5 +143,5 @@ class JournaledShard:
         self._bytes += written
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file; nothing is written afterwards."""
         self._file.close()

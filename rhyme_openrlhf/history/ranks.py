@@ -1,7 +1,12 @@
-"""How well last epoch's response lengths rank this epoch's responses (RhymeRL, section 6.1, figure 9, table 2). Pure.
+"""Rank stability: how well last epoch's response lengths rank this epoch's (RhymeRL, section 6.1, figure 9, table 2).
 
-A ranking group is an equal share of the responses in order of length. Predicted: a response's group if all of its
-prompt's responses had the median length of the prompt's last rollout. Real: its group by its own length.
+A ranking group is an equal share of the responses in order of length.
+
+- Predicted group of a response: its group if all of its prompt's responses had the median length of the prompt's last
+  rollout.
+- Real group of a response: its group by its own length.
+
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -15,20 +20,23 @@ from rhyme_openrlhf.history.shard import EpochLengths
 
 # Figure 9 has 8 groups, table 2 has 8 and 16.
 GROUPS = 8
-# RhymeRL, section 6.3: what HistoPipe migrates are responses within the last 10 % of their group that are longer than
-# 1.1 times the longest historical length in it. (There the factor can also grow with the lengths; this is its floor.)
+# RhymeRL, section 6.3: HistoPipe migrates responses within the last 10 % of their group that are longer than 1.1 times
+# the longest historical length in it. (In the paper, the factor can also grow with the lengths; 1.1 is its floor.)
 LAST_SHARE = 0.1
 REACH = 1.1
 
 
 @dataclass(frozen=True)
 class RankChange:
-    """Shares (0 to 1) of an epoch's responses, by what became of their predicted group.
+    """Shares (0 to 1) of an epoch's responses, by how their real group differs from their predicted one.
 
-    `accurate`: they are in the same group or in a lower one. The others moved up; they are, in table 2's order,
-    `not_last` (not among the longest tenth of their predicted group), `within_reach` (at most 1.1 times the longest
-    median in it) or `migrated`: these four add up to 1. `near_boundary` (figure 9's upper bars): moved up by one group
-    only, and into its shorter half.
+    The first four add up to 1. The last three of these moved up, and are given in table 2's order:
+
+    - `accurate`: in the same group or in a lower one.
+    - `not_last`: not among the longest tenth of their predicted group.
+    - `within_reach`: at most 1.1 times the longest median in their predicted group.
+    - `migrated`: longer than that.
+    - `near_boundary` (figure 9's upper bars): moved up by one group only, and into its shorter half.
     """
 
     groups: int
@@ -41,11 +49,11 @@ class RankChange:
 
 
 def rank_change(epoch: EpochLengths, groups: int = GROUPS) -> RankChange | None:
-    """What became of the predicted groups in an epoch; None without a prompt that has a rollout before it.
+    """Compare an epoch's real groups with the predicted ones; return None if no prompt has an earlier rollout.
 
-    Prompts are divided into groups of as equal numbers as there are, and a real group has as many responses as the
-    predicted one: so a prediction that is right throughout changes no group, whatever does not divide evenly. Of equal
-    lengths at a boundary none has moved up.
+    Prompts are divided into groups as equal in number as possible. A real group has as many responses as the predicted
+    one. So a prediction that is right throughout changes no group, even where the numbers do not divide evenly. Equal
+    lengths at a boundary count as not moved up.
     """
     prompts, responses = epoch.before.size, epoch.lengths.size
     if not prompts or not responses:
@@ -55,7 +63,7 @@ def rank_change(epoch: EpochLengths, groups: int = GROUPS) -> RankChange | None:
     predicted = np.repeat(prompt_groups, epoch.counts)
     ends = np.cumsum(np.bincount(predicted, minlength=groups))
     ordered = np.sort(epoch.lengths)
-    # The longest response of each real group; an empty group has the one before's, so nothing falls into it.
+    # The longest response of each real group. An empty group takes the previous group's, so no response falls into it.
     longest = ordered[np.maximum(ends - 1, 0)]
     real = np.searchsorted(longest, epoch.lengths, side="left")
     higher = real > predicted
@@ -85,9 +93,9 @@ def rank_change(epoch: EpochLengths, groups: int = GROUPS) -> RankChange | None:
 
 
 def rank_correlation(epoch: EpochLengths) -> float | None:
-    """Spearman's correlation of the prompts' median lengths before and in the epoch; None where it is undefined.
+    """Return Spearman's correlation of the prompts' median lengths before and in the epoch; None if undefined.
 
-    Undefined: fewer than two prompts, or medians that are all equal.
+    The correlation is undefined for fewer than two prompts, and for medians that are all equal.
     """
     with_responses = epoch.counts > 0
     parts = np.split(epoch.lengths, np.cumsum(epoch.counts)[:-1]) if epoch.counts.size else []
@@ -99,14 +107,14 @@ def rank_correlation(epoch: EpochLengths) -> float | None:
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 0; equal values share the mean of theirs."""
+    """Return ranks from 0; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts + 1) / 2)[inverse]
 
 
 def together(shares: list[EpochLengths]) -> EpochLengths:
-    """The prompts of all workers."""
+    """Join the prompts of all workers."""
     return EpochLengths(
         np.concatenate([share.before for share in shares]),
         np.concatenate([share.counts for share in shares]),

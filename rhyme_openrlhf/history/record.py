@@ -1,18 +1,23 @@
-"""What is kept of one prompt's responses, and its form as bytes: in memory, in a journal and in a checkpoint.
+"""The record of one prompt's responses, and its form as bytes: in memory, in a journal and in a checkpoint.
 
-An encoded record (integers little-endian): rollout id, sizes, the prompt key, the response lengths, earlier rollouts as
-pairs of doubles (rollout id, median length), each piece's reward and sizes, and then all pieces' tokens, packed.
+An encoded record holds, in this order (integers little-endian):
+- rollout id and sizes;
+- the prompt key;
+- the response lengths;
+- earlier rollouts as pairs of doubles (rollout id, median length);
+- each piece's reward and sizes;
+- all pieces' tokens, packed.
 
-Arrays of 32-bit numbers are packed as planes: all lowest bytes, then all second bytes, and so on, then zlib. Token ids
-and positions fill two or three of their four bytes; side by side, the empty ones all but vanish. Measured
-(docs/benchmarks.md): zlib at its fastest with this makes less of them than zlib's default without, in a fraction of the
-time. zstandard would be three to four times faster again for the same size: not worth a dependency to a thread that
-nothing waits for.
+Arrays of 32-bit numbers are packed as planes (all lowest bytes, then all second bytes, and so on) and then compressed
+with zlib. Token ids and positions fill two or three of their four bytes. Placed side by side, the empty bytes compress
+to almost nothing. Measured (docs/benchmarks.md): planes with zlib at its fastest are smaller than zlib's default
+without planes, in a fraction of the time. zstandard would be three to four times faster again for the same size. That
+is not worth a dependency, because nothing waits for the thread that packs.
 
 Invariants:
-- What was encoded comes back equal, whatever machine reads it.
-- `read_head` does not decompress: whoever only needs to know whose record it is never pays for its tokens.
-- Nothing handed in is referenced afterwards: a shared-memory buffer that tokens came in can be freed.
+- A decoded record equals the encoded one, on every machine that reads it.
+- `read_head` does not decompress, so a caller that only needs the record's prompt never pays for its tokens.
+- No argument is referenced after the call, so a shared-memory buffer that held the tokens can be freed.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ WORD = 4
 
 
 def packed(content: NDArray[np.uint8]) -> bytes:
-    """`content` compressed; any length, best for little-endian 32-bit numbers."""
+    """Return `content`, of any length, compressed; best for little-endian 32-bit numbers."""
     whole = content.size // WORD * WORD
     planes = np.ascontiguousarray(content[:whole].reshape(-1, WORD).T)
     compressor = zlib.compressobj(LEVEL)
@@ -40,7 +45,7 @@ def packed(content: NDArray[np.uint8]) -> bytes:
 
 
 def unpacked(block: bytes, nbytes: int) -> NDArray[np.uint8]:
-    """What `packed` was given, `nbytes` bytes. Raises ValueError if `block` is anything else."""
+    """Return the `nbytes` bytes that `packed` made `block` from. Raises ValueError if `block` is anything else."""
     try:
         raw = zlib.decompress(block, bufsize=max(1, nbytes))
     except zlib.error as error:
@@ -55,10 +60,10 @@ def unpacked(block: bytes, nbytes: int) -> NDArray[np.uint8]:
     return found
 
 
-# Rollout id, and how many: bytes of the key, lengths, earlier rollouts, pieces, tokens, bytes of the packed tokens.
+# Rollout id, then the numbers of: bytes of the key, lengths, earlier rollouts, pieces, tokens, bytes of packed tokens.
 HEAD = struct.Struct("<qIIIIQQ")
 PIECE = struct.Struct("<dII")
-# The record of a prompt's earlier rollouts belongs to none: it is older than all of them.
+# Rollout id of the record of a prompt's earlier rollouts, which belongs to no single rollout: older than all of them.
 NO_ROLLOUT = -1
 
 # Earlier rollouts of a prompt: (rollout id, median response length), oldest first.
@@ -69,9 +74,10 @@ Earlier = tuple[tuple[int, float], ...]
 class Record:
     """Responses of one prompt in one rollout.
 
-    `rollout_id`: the training step they were generated in. `pieces`: what drafts may come from. `lengths`: response
-    lengths in tokens, of all the samples, also of those without a piece. `earlier`: what is still known of rollouts
-    that are not kept any more.
+    - `rollout_id`: the training step they were generated in.
+    - `pieces`: the responses that drafts may come from.
+    - `lengths`: response lengths in tokens, of all the samples, also of those without a piece.
+    - `earlier`: rollout ids and median lengths of rollouts that are no longer kept.
     """
 
     prompt_key: str
@@ -83,7 +89,7 @@ class Record:
 
 @dataclass(frozen=True)
 class RecordHead:
-    """A record without its tokens. `pieces` and `tokens` are how many there are, contexts included."""
+    """A record without its tokens. `pieces` and `tokens` are their numbers, contexts included."""
 
     prompt_key: str
     rollout_id: int
@@ -94,7 +100,7 @@ class RecordHead:
 
 
 def encode(record: Record) -> bytes:
-    """The record as bytes. Raises ValueError for token ids out of range or a negative length."""
+    """Return the record as bytes. Raises ValueError for token ids out of range or a negative length."""
     if min(record.lengths, default=0) < 0:
         raise ValueError(f"response lengths must not be negative, got {min(record.lengths)}")
     key = record.prompt_key.encode("utf-8")
@@ -121,7 +127,7 @@ def encode(record: Record) -> bytes:
 
 
 def read_head(encoded: bytes) -> RecordHead:
-    """Everything but the tokens."""
+    """Return everything but the tokens."""
     rollout_id, key_bytes, lengths, earlier, pieces, tokens, _ = HEAD.unpack_from(encoded)
     at = HEAD.size + key_bytes
     key = encoded[HEAD.size : at].decode("utf-8")
@@ -132,7 +138,7 @@ def read_head(encoded: bytes) -> RecordHead:
 
 
 def read_pieces(encoded: bytes) -> list[Piece]:
-    """The pieces, with int32 arrays of their own."""
+    """Return the pieces, with int32 arrays of their own."""
     _, key_bytes, lengths, earlier, pieces, count, block = HEAD.unpack_from(encoded)
     at = HEAD.size + key_bytes + 8 * lengths + 16 * earlier
     tokens = unpacked(encoded[len(encoded) - block :], 4 * count).view("<i4").astype(np.int32, copy=False)
@@ -146,11 +152,11 @@ def read_pieces(encoded: bytes) -> list[Piece]:
 
 
 def decode(encoded: bytes) -> Record:
-    """The record that was encoded."""
+    """Return the record that was encoded."""
     head = read_head(encoded)
     return Record(head.prompt_key, head.rollout_id, tuple(read_pieces(encoded)), head.lengths, head.earlier)
 
 
 def median_length(lengths: Sequence[int]) -> float:
-    """Median of response lengths in tokens (RhymeRL, section 6.2: what prompts are ranked by)."""
+    """Return the median of response lengths in tokens (RhymeRL, section 6.2, ranks prompts by it)."""
     return float(np.median(np.asarray(lengths, dtype=np.float64)))

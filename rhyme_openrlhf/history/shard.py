@@ -1,12 +1,13 @@
-"""What one history worker keeps of its prompts: the responses of their last rollouts, and how long earlier ones were.
+"""The history that one worker keeps of its prompts: responses of their last rollouts, and lengths of earlier ones.
 
 Invariants (RhymeRL, section 5.3: a prompt's index covers its last rollout):
-- A prompt has the newest `rollouts` rollouts that were recorded (1 in the paper), and nothing else. Parts of the same
-  rollout add up, an older one that arrives late changes nothing.
-- What the newest rollout replaced is kept until a yet newer one begins: a training step that is never completed can
-  be left out of a checkpoint (`encoded(up_to)`) without losing what its prompts had before.
-- Of rollouts that are not kept, the median response length stays: the prompt's length history.
-- Responses are kept encoded (history/record.py), about a byte a token: never on a disk alone, so never lost to one.
+- A prompt has the newest `rollouts` rollouts that were recorded (1 in the paper), and no others. Parts of the same
+  rollout add up. An older rollout that arrives late changes nothing.
+- The rollout that the newest one replaced is kept until a yet newer one begins. So a checkpoint (`encoded(up_to)`) can
+  leave out a training step that is never completed, and still hold its prompts' rollouts before it.
+- The median response length of each rollout stays after the rollout is dropped: the prompt's length history.
+- Responses are kept encoded in memory (history/record.py), about a byte a token. They are never on a disk alone, so a
+  failing disk never loses them.
 
 One caller at a time: nothing here locks.
 """
@@ -48,7 +49,7 @@ class _Rollout:
 
 @dataclass(slots=True)
 class _Prompt:
-    """`rollouts` oldest first; `earlier` as a flat row of (rollout id, median length) pairs."""
+    """One prompt: `rollouts` oldest first, and `earlier` as a flat row of (rollout id, median length) pairs."""
 
     rollouts: list[_Rollout] = field(default_factory=list)
     earlier: array[float] = field(default_factory=lambda: array("d"))
@@ -56,9 +57,9 @@ class _Prompt:
 
 @dataclass(frozen=True)
 class EpochLengths:
-    """Of each of p prompts: its median length in its last rollout before an epoch, and its lengths in the epoch.
+    """Response lengths of p prompts: each one's median in its last rollout before an epoch, and all in the epoch.
 
-    `before` float64[p], `counts` int64[p], `lengths` int64[sum of counts]: prompt after prompt.
+    `before` is float64[p], `counts` int64[p], and `lengths` int64[sum of counts], prompt after prompt.
     """
 
     before: NDArray[np.float64]
@@ -73,20 +74,20 @@ class HistoryShard:
         self._kept_rollouts = rollouts
         self._prompts: dict[str, _Prompt] = {}
         self._newest_id = NO_ROLLOUT
-        # Prompts that have one rollout more than is kept: the one that the newest has replaced.
+        # Prompts that still have one rollout more than the limit: the one that the newest has replaced.
         self._replaced: set[str] = set()
         self._data_bytes = 0
 
     def record(self, prompt_key: str, rollout_id: int, pieces: Sequence[Piece], lengths: Sequence[int]) -> bool:
-        """Keep responses of a prompt; False if they are of an older rollout than the newest kept, and were ignored.
+        """Keep responses of a prompt; return False for a rollout older than the newest kept, which is ignored.
 
-        See history/record.py. Raises ValueError for token ids out of range or a negative length, and then keeps what
-        was kept before.
+        See history/record.py. Raises ValueError for token ids out of range or a negative length, and then changes
+        nothing.
         """
         return self.add(encode(Record(prompt_key, rollout_id, tuple(pieces), tuple(lengths))))
 
     def add(self, encoded: bytes) -> bool:
-        """`record` for a record that is encoded already."""
+        """Keep a record that is already encoded, as `record` does."""
         head = read_head(encoded)
         if head.rollout_id == NO_ROLLOUT:
             return self._add_earlier(head)
@@ -133,7 +134,7 @@ class HistoryShard:
                 del prompt.earlier[: -2 * EARLIER_KEPT]
 
     def build(self, prompt_key: str) -> NDArray[np.uint8] | None:
-        """The draft index buffer (history/index.py) of a prompt, read-only; None if there is nothing to draft from."""
+        """Build a prompt's draft index buffer (history/index.py), read-only; None if there is nothing to draft from."""
         if not self.has_drafts(prompt_key):
             return None
         kept = self._prompts[prompt_key].rollouts[-self._kept_rollouts :]
@@ -143,23 +144,23 @@ class HistoryShard:
         return index
 
     def has_drafts(self, prompt_key: str) -> bool:
-        """Whether `build` would give an index."""
+        """Return whether `build` would return an index."""
         prompt = self._prompts.get(prompt_key)
         return prompt is not None and any(rollout.pieces for rollout in prompt.rollouts[-self._kept_rollouts :])
 
     def median_lengths(self, prompt_key: str) -> Earlier:
-        """The prompt's rollouts with their median response length in tokens (RhymeRL, section 6.2), oldest first."""
+        """Return pairs (rollout id, median response length in tokens), oldest first (RhymeRL, section 6.2)."""
         prompt = self._prompts.get(prompt_key)
         return () if prompt is None else (*_pairs(prompt.earlier), *_medians(prompt.rollouts))
 
     def last_lengths(self, prompt_key: str) -> tuple[int, ...]:
-        """The response lengths, in tokens, of the prompt's last rollout (RhymeRL, section 6.2); none if never seen."""
+        """Return the response lengths, in tokens, of the prompt's last rollout (RhymeRL, section 6.2); () if unseen."""
         prompt = self._prompts.get(prompt_key)
         rollouts = prompt.rollouts if prompt is not None else []
         return next((tuple(rollout.lengths) for rollout in reversed(rollouts) if rollout.lengths), ())
 
     def epoch_lengths(self, first: int, last: int) -> EpochLengths:
-        """Lengths of the prompts that have a rollout in the steps `first` to `last`, and one before them."""
+        """Return the lengths of prompts that have a rollout in the steps `first` to `last`, and one before them."""
         before, counts, lengths = array("d"), array("q"), array("q")
         for prompt in self._prompts.values():
             inside = [rollout for rollout in prompt.rollouts if first <= rollout.rollout_id <= last and rollout.lengths]
@@ -173,7 +174,7 @@ class HistoryShard:
 
     @property
     def prompts(self) -> int:
-        """How many prompts have a recorded rollout."""
+        """Number of prompts that have a recorded rollout."""
         return len(self._prompts)
 
     @property
@@ -188,10 +189,10 @@ class HistoryShard:
         return self._data_bytes
 
     def encoded(self, up_to: int | None = None) -> Iterator[bytes]:
-        """Everything that is kept, as encoded records; added in this order, they make an equal shard.
+        """Yield the whole shard as encoded records; added in this order, they make an equal shard.
 
-        With `up_to`, each prompt's last rollouts among those up to that rollout id: what a checkpoint of that training
-        step holds.
+        With `up_to`, yield each prompt's last rollouts among those up to that rollout id. A checkpoint of that training
+        step holds these.
         """
         newest = []
         for key, prompt in self._prompts.items():
@@ -207,7 +208,7 @@ class HistoryShard:
             if earlier:
                 yield encode(Record(key, NO_ROLLOUT, earlier=earlier))
             for rollout in kept:
-                # Last of all: as soon as one of them is added, what older rollouts replaced is dropped.
+                # The newest rollouts come last, because adding one drops the rollouts that older ones replaced.
                 if rollout.rollout_id == self._newest_id:
                     newest.append(rollout)
                 else:

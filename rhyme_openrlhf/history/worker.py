@@ -1,12 +1,15 @@
 """The history worker: a Ray actor on CPU that owns some of the prompts (RhymeRL, section 4.2).
 
-What it knows is a `HistoryShard`, which `history/journal.py` also keeps in a file; the indexes made from it are in an
-`IndexStore`; all work is done by one thread, most urgent first, and among equals the work given first.
+- Its history is a `HistoryShard`, which `history/journal.py` also keeps in a file.
+- The indexes built from the shard are in an `IndexStore`.
+- One thread does all the work, the most urgent first, and equally urgent work in the order it was given.
 
-Invariants: one prompt belongs to one worker (`keys.owner`); a call never blocks a rollout, because engines ask while
-their samples already run; an index in memory is given out whatever else the worker is doing; whoever gave work awaits
-its result or gets its exception, and cancelling the wait does not stop the work; a dead worker is restarted by Ray and
-has its history again, as long as it is restarted where its journal is.
+Invariants:
+- One prompt belongs to one worker (`prompt_keys.owner`).
+- A call never blocks a rollout, because engines ask while their samples already run.
+- An index in memory is returned at once, even while the worker does other work.
+- The caller that gave work awaits its result or gets its exception. Cancelling the wait does not stop the work.
+- Ray restarts a dead worker. It has its history again, as long as it is restarted on the node of its journal.
 """
 
 from __future__ import annotations
@@ -50,18 +53,18 @@ from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStabi
 
 SOURCE = "history"
 GB = 10**9
-# Deleting some ten thousand files; a worker that is busy longer leaves them in the run directory.
+# Enough to delete some ten thousand files. A worker that is busy longer leaves them in the run directory.
 CLOSE_SECONDS = 10
 T = TypeVar("T")
 
 
 class Urgency(enum.IntEnum):
-    """Why something is done, the most urgent first."""
+    """The reason for a piece of work, the most urgent first."""
 
     ASKED = 0
     """An engine waits for it."""
     KEPT = 1
-    """Responses arrived: they must not be lost, and what comes after must see them."""
+    """Responses arrived: they must not be lost, and later work must see them."""
     COMING = 2
     """A prompt was sent to an engine, which will ask."""
     LATER = 3
@@ -69,7 +72,7 @@ class Urgency(enum.IntEnum):
 
 
 class WorkQueue:
-    """Runs functions in one thread of its own. Used from one event loop."""
+    """A queue that runs functions in one thread of its own, used from one event loop."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
@@ -80,7 +83,7 @@ class WorkQueue:
         self._worker: asyncio.Task[None] | None = None
 
     def give(self, urgency: Urgency, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Queue `work`; the future has what it returns or raises."""
+        """Queue `work`; return a future of its result or exception."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.put_nowait((urgency, next(self._numbers), work, done))
         if self._worker is None:
@@ -104,9 +107,9 @@ class WorkQueue:
 
 @dataclass(frozen=True)
 class PromptRollout:
-    """The responses of one prompt in one training step: what drafts may come from, and the samples' lengths.
+    """The responses of one prompt in one training step: the pieces for drafts, and the samples' lengths.
 
-    `prompt_key` is that of a round (prompt_keys.py); lengths are of whole samples, and given with the first round.
+    `prompt_key` is that of a round (prompt_keys.py). Lengths are of whole samples, and given with the first round.
     """
 
     prompt_key: str
@@ -114,17 +117,19 @@ class PromptRollout:
     lengths: tuple[int, ...]
 
 
-# Priority as of the command nice. The lowest leaves the CPUs to everybody else, because no rollout waits for a worker.
+# Niceness, as for the command nice. 19 is the lowest priority: other processes go first, because no rollout waits for
+# a worker.
 NICE = 19
 
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Which of the run's `workers` history workers this is, its journal, and the checkpoint's files it begins with.
+    """One history worker's number among the run's `workers`, its journal, and the checkpoint's files it begins with.
 
-    `memory_bytes`: its share of its node's memory; `spill`: its directory for indexes beyond that; `recorder`: the
-    name of the run's recorder, an actor, or "". Ray warns of arguments in its store, as a handle would be, for an actor
-    that it may have to start again.
+    - `memory_bytes`: its share of its node's memory.
+    - `spill`: its directory for indexes beyond that share.
+    - `recorder`: the name of the run's recorder, an actor, or "". A name, because Ray warns of an argument in its
+      store, as a handle would be, for an actor that it may have to restart.
     """
 
     number: int
@@ -156,25 +161,25 @@ class PlainHistoryWorker:
                 self._shard.add(encoded)
         self._store = IndexStore(place.spill, place.memory_bytes, self._warn)
         self._queue = WorkQueue(f"history-{place.number}")
-        # Prompts whose index has to be built. What was read at the start is built in the background, too.
+        # Prompts whose index has to be built. Indexes of the history read at the start are built in the background.
         self._unbuilt = set(self._shard.keys)
         self._restored = self._shard.keys
         self._said_full = False
         self._hits = self._late = self._misses = 0
 
     def _of_checkpoint(self) -> Iterator[bytes]:
-        """The checkpoint's encoded records of the prompts that this worker owns."""
+        """Yield the checkpoint's encoded records of the prompts that this worker owns."""
         for path in self._place.checkpoint:
             try:
                 for encoded, _ in read_entries(path, NO_RUN):
                     if owner(read_head(encoded).prompt_key, self._place.workers) == self._place.number:
                         yield encoded
             except (OSError, JournalError) as error:
-                # Deleted since, for a worker that is restarted late and elsewhere than its journal: only drafts.
+                # The file may be deleted by the time a worker restarts away from its journal. Only drafts are lost.
                 self._warn(f"begins without {path}: {error}")
 
     def _give_up_journal(self, error: OSError) -> None:
-        """History goes on in memory: without its journal, it only does not outlive this process."""
+        """Continue in memory alone: without a journal, the history ends with this process."""
         self._warn(f"keeps no journal {self._place.journal}: {error}")
         if self._journal is not None:
             self._journal.close()
@@ -189,7 +194,7 @@ class PlainHistoryWorker:
 
     def _record(self, event: Event) -> None:
         if self._place.recorder:
-            # Raises ValueError if it is gone: that loses the record, never the run.
+            # Ray raises ValueError if the recorder is gone: that loses the event, never the run.
             with suppress(ValueError):
                 ray.get_actor(self._place.recorder).write.remote(event, SOURCE, time.time())
 
@@ -265,15 +270,15 @@ class PlainHistoryWorker:
         self._hits = self._late = self._misses = 0
 
     async def save(self, path: Path, up_to: int) -> None:
-        """Write what is known of the rollouts up to training step `up_to` to a checkpoint's file. Raises OSError."""
+        """Write the history of the rollouts up to training step `up_to` to a checkpoint's file. Raises OSError."""
         await self._give(Urgency.KEPT, lambda: write_entries(path, NO_RUN, self._shard.encoded(up_to)))
 
     async def epoch_lengths(self, first: int, last: int) -> EpochLengths:
-        """The response lengths of training steps `first` to `last`, with those before: what `report_ranks` takes."""
+        """Return the lengths of training steps `first` to `last`, with those before, for `report_ranks`."""
         return await self._give(Urgency.KEPT, lambda: self._shard.epoch_lengths(first, last))
 
     async def report_ranks(self, epoch: int, *shares: EpochLengths) -> None:
-        """Record how well the epoch before ranked this epoch's prompts, from all workers' `epoch_lengths`."""
+        """Record how well the previous epoch ranked this epoch's prompts, from all workers' `epoch_lengths`."""
 
         def compare() -> None:
             lengths = together(list(shares))
@@ -299,9 +304,9 @@ class PlainHistoryWorker:
     # --- what the rollout asks
 
     async def prepare(self, prompt_keys: list[str]) -> None:
-        """These prompts were sent to engines, which will ask for them: have their indexes, of all rounds, in memory."""
+        """Bring these prompts' indexes, of all rounds, into memory: the engines that got the prompts will need them."""
         keys = [key for prompt in prompt_keys for key in rounds(prompt, self._shard.has_drafts)]
-        # Those that are there first: none of them is to make room for another.
+        # Indexes already in memory come first, so that none of them has to make room for another.
         keys.sort(key=lambda key: self._store.resident(key) is None)
         await asyncio.gather(*(self._give(Urgency.COMING, partial(self._prepare, key)) for key in keys))
 
@@ -309,7 +314,7 @@ class PlainHistoryWorker:
         self._ready(key)
 
     async def index(self, prompt_key: str) -> np.ndarray | None:
-        """The prompt's draft index (history/index.py), or None if nothing is known of it."""
+        """Return the prompt's draft index (history/index.py), or None if there is nothing to draft from."""
         index = self._store.resident(prompt_key)
         if index is not None:
             self._hits += 1
@@ -322,28 +327,28 @@ class PlainHistoryWorker:
         return index
 
     def _ready(self, key: str) -> np.ndarray | None:
-        """The index of a prompt, however it is to be had; kept in memory before others."""
+        """Return a prompt's index from memory or disk, or build it; keep it in memory before others."""
         index = self._store.bring(key)
         return self._build(key, soon=True) if index is None else index
 
     async def median_lengths(self, prompt_keys: list[str]) -> list[Earlier]:
-        """Each prompt's rollouts with their median response length (RhymeRL, section 6.2), oldest first."""
+        """Return each prompt's rollouts with their median response length (RhymeRL, section 6.2), oldest first."""
         return await self._give(Urgency.ASKED, lambda: [self._shard.median_lengths(key) for key in prompt_keys])
 
     async def last_lengths(self, prompt_keys: list[str]) -> list[tuple[int, ...]]:
-        """Each prompt's response lengths in its last rollout, in tokens; none for a prompt never seen."""
+        """Return each prompt's response lengths in its last rollout, in tokens; none for a prompt never seen."""
         return await self._give(Urgency.ASKED, lambda: [self._shard.last_lengths(key) for key in prompt_keys])
 
     async def prompts(self) -> int:
-        """How many prompts this worker knows, rounds counted singly."""
+        """Return the number of prompts that this worker knows; each round counts as one."""
         return await self._give(Urgency.KEPT, lambda: self._shard.prompts)
 
     async def close(self) -> None:
-        """The run is over: give back the disk that indexes were spilled to."""
+        """Delete the indexes spilled to the disk, because the run is over."""
         await self._give(Urgency.ASKED, self._close)
 
     def _close(self) -> None:
-        # Nothing is built from now on, so nothing is written there again.
+        # No index is built from now on, so nothing is written there again.
         self._unbuilt.clear()
         self._store.close()
         # Shared with the other workers of this node: the last one removes it.
@@ -357,10 +362,12 @@ HistoryWorker = ray.remote(PlainHistoryWorker)
 def start_history_workers(
     settings: HistorySettings, journals: Path, checkpoint: Sequence[Path] = (), recorder: str = ""
 ) -> list[ray.actor.ActorHandle]:
-    """Start the run's history workers, spread over the nodes; Ray restarts one that dies, as often as it takes.
+    """Start the run's history workers, spread over the nodes; Ray restarts a dead worker without limit.
 
-    `journals` is where they keep them, a directory of this run; `checkpoint` are the files that the workers of the
-    resumed run saved, in their order. There may have been another number of them. `recorder`: as `WorkerPlace`'s.
+    - `journals`: the directory of this run for the workers' journals.
+    - `checkpoint`: the files that the workers of the resumed run saved, in the order of the workers. Their number may
+      differ from this run's.
+    - `recorder`: the same as in `WorkerPlace`.
     """
     threads = str(max(1, int(settings.cpus_per_worker)))
     variables = {"OMP_NUM_THREADS": threads, **WITHOUT_TORCH}
@@ -374,7 +381,7 @@ def start_history_workers(
         spill = (
             Path(settings.spill_dir).absolute() / f"rhyme-{token.hex()}" if settings.spill_dir else journals / "spilled"
         )
-        # All of the checkpoint's files: there may be as many as workers, and still be those of another number of them.
+        # Each worker gets all of the checkpoint's files, because a different number of workers may have saved them.
         place = WorkerPlace(
             number,
             settings.workers,
@@ -400,7 +407,7 @@ def start_history_workers(
 def ask_last_lengths(
     workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str]
 ) -> list[tuple[Any, list[int]]]:
-    """Ask each prompt's worker for `last_lengths`, without waiting: each reference, and the places of its prompts."""
+    """Call each prompt's worker for `last_lengths` without waiting; return references with their prompts' places."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, key in enumerate(prompt_keys if workers else ()):
         places[owner(key, len(workers))].append(place)
@@ -413,10 +420,10 @@ def ask_last_lengths(
 def last_lengths(
     workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str], timeout_s: float
 ) -> list[tuple[int, ...]]:
-    """Each prompt's response lengths in its last rollout (see `HistoryShard.last_lengths`), asked of its worker.
+    """Return each prompt's response lengths in its last rollout (`HistoryShard.last_lengths`), from its worker.
 
-    What plans a rollout calls this before it: a worker that is gone or does not answer in time leaves its prompts
-    without history, as if they were never seen.
+    The planner of a rollout calls this before the rollout. If a worker is gone or does not answer in time, its prompts
+    have no history, as if they were never seen.
     """
     found: list[tuple[int, ...]] = [()] * len(prompt_keys)
     asked = dict(ask_last_lengths(workers, prompt_keys))
@@ -428,7 +435,7 @@ def last_lengths(
 
 
 def stop_history_workers(workers: Sequence[ray.actor.ActorHandle]) -> None:
-    """Have the workers give back their disk, as far as they answer; they end with the run."""
+    """Make the workers delete their files, as far as they answer; their processes end with the run."""
     if not workers:
         return
     with suppress(ray.exceptions.RayError):

@@ -1,17 +1,25 @@
-"""One simulated engine, and a sample on its way: continuous batching, a bounded KV cache, preemption, speculation.
+"""One simulated engine and its samples: continuous batching, a bounded KV cache, preemption, speculation.
 
-Between two changes (a sample ends, the KV cache is full, a prefill is done) every decode step is alike but for the
-context, so the engine goes from change to change, not from step to step.
+A change is the end of a sample, a full KV cache, or the end of a prefill. Decode steps between two changes differ only
+in their context, so the engine advances from change to change, not from step to step.
 
-What it is like, and what it leaves out: prompts are computed in chunks of `step_tokens` beside the running samples'
-steps, and the time of a prefill is spread over its chunks; the samples of a prompt that come in together share one
-prefill, as a prefix cache makes them. The KV cache is counted in tokens, not in blocks, and a shared prompt is counted
-for each of its samples. If it is full, the sample that came last is preempted, waits in front of the others, and is
-computed again. Speculation enters as what it gives in the mean: tokens and draft tokens per step.
+The model and its simplifications:
 
-Invariants: a job is waiting, in prefill, running, or gone; every token of a response is generated once; what a job has
-generated never falls, and never exceeds its length; time never goes back; at least one sample makes progress, or
-KvCacheTooSmall is raised.
+- Prompts are computed in chunks of `step_tokens` within the running samples' steps. A prefill's time is spread evenly
+  over its chunks.
+- Samples of one prompt that are admitted together share one prefill, as with a prefix cache.
+- The KV cache is counted in tokens, not in blocks. A shared prompt is counted for each of its samples.
+- A full KV cache preempts the sample that was admitted last. That sample waits in front of the others and is then
+  recomputed.
+- Speculation is modeled by its mean effect: tokens and draft tokens per step.
+
+Invariants:
+
+- A job is waiting, in prefill, running, or gone.
+- Every token of a response is generated once.
+- A job's number of generated tokens never falls and never exceeds the job's length.
+- Time never goes back.
+- At least one sample makes progress, or KvCacheTooSmall is raised.
 """
 
 from __future__ import annotations
@@ -28,10 +36,13 @@ from rhyme_openrlhf.simulation.engine_kinds import EngineKind
 
 @dataclass(slots=True)
 class Job:
-    """A sample on its way. `length`: tokens its response will have; `generated`: so far.
+    """A sample that is being generated.
 
-    `tokens_per_step`, `drafts_per_step`: what speculation gives it with a full window. `later`: from which token of the
-    response on it gives something else, ascending; (token, tokens per step, drafts per step) each.
+    - `length`: tokens that its finished response will have.
+    - `generated`: response tokens so far.
+    - `tokens_per_step`, `drafts_per_step`: tokens and draft tokens of a decode step that drafts a full window.
+    - `later`: changes of these two rates, in ascending order. Each entry is (response token at which the new rates
+      begin, tokens per step, drafts per step).
     """
 
     sample: int
@@ -42,7 +53,7 @@ class Job:
     drafts_per_step: float = 0.0
     generated: float = 0.0
     later: tuple[tuple[float, float, float], ...] = ()
-    # A sample that is moved or was preempted is computed again with all its tokens; one that is sent is not.
+    # A moved or preempted sample is recomputed with all its tokens, unless its KV cache is sent.
     computed: bool = False
 
     @property
@@ -51,11 +62,11 @@ class Job:
 
     @property
     def pause(self) -> float:
-        """The token with which its end, or another pace, comes."""
+        """The response token at which the sample ends or changes its pace."""
         return self.later[0][0] if self.later else float(self.length)
 
     def next_pace(self) -> bool:
-        """Go on as it does behind its pause; False: there is nothing behind it."""
+        """Switch to the pace after the pause; return False if the response ends there."""
         if not self.later or self.generated >= self.length:
             return False
         (_, self.tokens_per_step, self.drafts_per_step), *rest = self.later
@@ -63,7 +74,7 @@ class Job:
         return True
 
 
-# A sample's end in nominal steps is a quotient: what is this much short of it has ended.
+# Tolerance in nominal steps: a sample this close to its end has ended, because the end is a rounded quotient.
 _ROUNDING = 1e-6
 
 
@@ -76,8 +87,8 @@ class _Running:
     job: Job
     begin: float
     came: int
-    had: float  # tokens generated when it began here
-    rate: float  # the job's tokens per step and length, which are asked for together with these
+    had: float  # tokens generated before it began here
+    rate: float  # the job's tokens per step; copied, like `length`, because both are read with the fields above
     length: int
 
 
@@ -89,22 +100,29 @@ class _Prefill:
 
 
 class Pace(NamedTuple):
-    """How a step of so many samples goes on: draft tokens in all, and the part of a full window's gain it yields."""
+    """The pace of one decode step: total draft tokens, and the fraction of a full window's gain that they yield."""
 
     drafts: int
     part: float
 
 
-# Of a step with that many samples, tokens of context, and draft tokens of full windows.
+# Maps a step's number of samples, tokens of context, and draft tokens of full windows to its pace.
 PaceOf = Callable[[int, float, float], Pace]
-# Of a step that only computes prompts.
+# Pace of a step that only computes prompts.
 _NO_SAMPLES = Pace(0, 1.0)
 
 
 @dataclass
 class Counts:
-    """What an engine did: tokens generated, decode steps, the same times their samples, draft tokens, preemptions,
-    seconds with something to run."""
+    """The work of one engine so far.
+
+    - `tokens`: generated tokens.
+    - `steps`: decode steps.
+    - `sample_steps`: decode steps, each counted once for every sample in it.
+    - `drafts`: draft tokens.
+    - `preemptions`: preempted samples.
+    - `busy_seconds`: seconds with something to run.
+    """
 
     tokens: float = 0.0
     steps: int = 0
@@ -116,9 +134,11 @@ class Counts:
 
 @dataclass
 class Engine:
-    """`pace`: what speculation gives by now, for steps from the next change on. `load`: samples here.
+    """One simulated engine.
 
-    `slowness`: how many times as long as its kind's its steps take; changed by `slow_down` only.
+    - `pace`: the current pace under speculation; a new one applies from the next change on.
+    - `load`: number of samples on this engine.
+    - `slowness`: duration of a step divided by the duration that `kind` gives; only `slow_down` changes it.
     """
 
     kind: EngineKind
@@ -141,7 +161,7 @@ class Engine:
         self._plan: tuple[int, float, Pace] | None = None
         self._planned_by: PaceOf | None = None
 
-    # What others ask
+    # Queries
 
     @property
     def idle(self) -> bool:
@@ -149,12 +169,12 @@ class Engine:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens of KV cache that nobody has; what waits has none."""
+        """Unused tokens of KV cache; waiting samples use none."""
         taken = self._context + (sum(job.context for job in self._prefill.jobs) if self._prefill else 0)
         return int(self.kind.kv_tokens - taken)
 
     def prompts_at_work(self) -> list[tuple[int, int, float]]:
-        """Of the running samples: prompt, its tokens, and the tokens that each has generated by now."""
+        """Return the prompt, its number of tokens, and the tokens generated so far, for each running sample."""
         place = self._place
         return [
             (item.job.prompt, item.job.prompt_tokens, t if t < item.length else item.length)
@@ -163,7 +183,10 @@ class Engine:
         ]
 
     def near(self, time: float) -> tuple[int, float]:
-        """Decode steps done by then and tokens of context of what runs; as if all steps up to a change took alike."""
+        """Return the decode steps done by `time` and the running samples' tokens of context at that time.
+
+        The estimate takes all steps up to the next change as equally long.
+        """
         if self.next_change() == math.inf or not self.running:
             return self.counts.steps, self._context
         assert self._plan is not None
@@ -172,23 +195,27 @@ class Engine:
         return self.counts.steps + int(done), self._context + done * pace.part * self._growth
 
     def prompts_running(self) -> list[tuple[int, int]]:
-        """Sample and prompt of those that run."""
+        """Return the sample and the prompt of each running sample."""
         return [(sample, item.job.prompt) for sample, item in self.running.items()]
 
     def generated(self, sample: int) -> float:
-        """Tokens that a running sample has generated by now."""
+        """Return the tokens that a running sample has generated so far."""
         return self._generated(self.running[sample])
 
     def contexts_at(self, time: float) -> list[tuple[int, float, int]]:
-        """Of the running samples by the end of the step that goes on at `time`, which must not lie behind the next
-        change: whole tokens of context, draft tokens accepted per step, and which one it is."""
+        """Return the state of each running sample at the end of the step in progress at `time`.
+
+        Each entry is (whole tokens of context, draft tokens accepted per step, sample). `time` must not be later than
+        the next change.
+        """
         place = self._place
         if time > self.now and self.next_change() < math.inf:
             assert self._plan is not None
             steps, _, pace = self._plan
             extra = self._prefill.seconds_each if self._prefill else 0.0
             place += self._steps_until(steps, pace, extra, time - self.now) * pace.part
-        # As `_generated`, here and in `prompts_at_work`: of all of them often, where a call for each would take longer.
+        # Same as `_generated`, written out here and in `prompts_at_work`. Both run often over all running samples, and
+        # a call per sample would be slower.
         return [
             (round(item.job.prompt_tokens + (t if t < item.length else item.length)), item.rate - 1, sample)
             for sample, item in self.running.items()
@@ -196,31 +223,41 @@ class Engine:
         ]
 
     def speculation(self) -> tuple[float, float]:
-        """Tokens and draft tokens of a sample's decode step, in the mean of those that run now; (1, 0) if none does."""
+        """Return tokens and draft tokens of a sample's decode step, averaged over the running samples.
+
+        Without running samples the result is (1, 0).
+        """
         count = len(self.running)
         if not count:
             return 1.0, 0.0
-        # Asked of all engines at each look: what is planned by the pace of now was planned for what runs now.
+        # Every periodic check calls this on all engines, so reuse the plan: if it was made with the current pace, it
+        # was made for the samples that run now.
         planned = self._plan if self._planned_by is self.pace else None
         pace = planned[2] if planned else self.pace(count, self._context, self._drafts)
         return self._growth * pace.part / count, pace.drafts / count
 
     def jobs_waiting(self) -> list[Job]:
-        """Those without a step so far: in prefill, or before it."""
+        """Return the jobs without a decode step so far: those in prefill, then those waiting for it."""
         return [*(self._prefill.jobs if self._prefill else ()), *self.waiting]
 
     def next_change(self) -> float:
-        """When something changes; infinity if there is nothing to run. Begins what can begin."""
+        """Return the time of the next change, or infinity if there is nothing to run.
+
+        Also begins the prefill of waiting samples if there is room for them.
+        """
         if self._plan is None:
             if self.waiting and not self._prefill:
                 self._admit()
             self._plan = self._planned()
         return self.now + self._plan[1] if self._plan[0] else math.inf
 
-    # What happens
+    # Changes
 
     def give(self, jobs: list[Job], now: float) -> None:
-        """New samples at `now`, which must not lie before a step that is going on; those computed elsewhere run on."""
+        """Add samples at `now`; those already computed elsewhere continue without a prefill.
+
+        `now` must not be before the begin of a step in progress.
+        """
         if self.idle:
             self.now = max(self.now, now)
         self.load += len(jobs)
@@ -232,17 +269,17 @@ class Engine:
         self._plan = None
 
     def become(self, kind: EngineKind) -> None:
-        """Go on with the step times of `kind`; its place between two steps does not change."""
+        """Continue with the step times of `kind`; the engine's position between two steps stays the same."""
         self.kind = kind
         self._plan = None
 
     def slow_down(self, slowness: float) -> None:
-        """Steps from now on take so many times as long as the kind's."""
+        """Make steps take `slowness` times as long as the kind's from now on."""
         self.slowness = slowness
         self._plan = None
 
     def take(self, samples: set[int]) -> list[Job]:
-        """Give up these running samples, in the order in which they came."""
+        """Remove these running samples and return them in the order in which they were admitted."""
         taken = []
         for sample in sorted(samples, key=lambda s: self.running[s].came):
             item = self.running[sample]
@@ -254,7 +291,7 @@ class Engine:
         return taken
 
     def take_all(self) -> list[Job]:
-        """Give up everything: running samples first, then what was not computed yet."""
+        """Remove and return all samples: running ones first, then those not computed yet."""
         found = self.take(set(self.running))
         if self._prefill:
             found += self._prefill.jobs
@@ -265,7 +302,7 @@ class Engine:
         return found
 
     def run_until(self, time: float) -> list[Job]:
-        """Go on to the end of the step that is going on at `time`, at most to the next change; the jobs that ended."""
+        """Advance to the end of the step in progress at `time`, at most to the next change; return the ended jobs."""
         if self.idle:
             self.now = max(self.now, time)
         if time <= self.now or self.next_change() == math.inf:
@@ -280,7 +317,7 @@ class Engine:
         return []
 
     def change(self) -> list[Job]:
-        """Go to the next change; the jobs that ended there."""
+        """Advance to the next change and return the jobs that ended there."""
         if self.next_change() == math.inf:
             return []
         assert self._plan is not None
@@ -308,7 +345,7 @@ class Engine:
             self._context = self._growth = self._drafts = 0.0
         return ended
 
-    # How
+    # Implementation
 
     def _generated(self, item: _Running) -> float:
         job = item.job
@@ -316,7 +353,7 @@ class Engine:
         return generated if generated < job.length else float(job.length)
 
     def _run(self, job: Job, came: int = 0) -> None:
-        """It runs from now on; `came`: if it did before, as which one."""
+        """Start decoding `job`; `came`: its earlier place in the order of admission, 0 for a new place."""
         job.computed = True
         if not came:
             came = self._came = self._came + 1
@@ -329,7 +366,7 @@ class Engine:
 
     def _stop(self, item: _Running) -> None:
         del self.running[item.job.sample]
-        # What it added to the context, the last step's rounding included.
+        # Tokens that the job added to the context, including the rounding of its last step.
         added = (self._place - item.begin) * item.job.tokens_per_step
         self._context -= item.job.prompt_tokens + item.had + added
         self._growth -= item.job.tokens_per_step
@@ -337,10 +374,10 @@ class Engine:
         self.counts.tokens += item.job.generated - item.had
 
     def _admit(self) -> None:
-        """Begin the prefill of those that wait, as many as there is room for."""
+        """Begin the prefill of the waiting samples that fit into the KV cache."""
         jobs: list[Job] = []
         free = self.kind.kv_tokens - self._context
-        # Room for one step of everybody, else what comes in is preempted at once.
+        # Keep room for one step of all samples, because otherwise a new sample would be preempted at once.
         margin = self._growth
         while self.waiting and len(self.running) + len(jobs) < self.kind.most_running:
             job = self.waiting[0]
@@ -357,13 +394,13 @@ class Engine:
                 )
             return
         lengths = [round(job.context) for job in jobs if job.generated]
-        # The samples of one prompt that come in together share its prefill.
+        # Samples of one prompt that are admitted together share its prefill.
         lengths += list({job.prompt: job.prompt_tokens for job in jobs if not job.generated}.values())
         chunks = max(1, math.ceil(sum(lengths) / self.kind.step_tokens))
         self._prefill = _Prefill(jobs, chunks, self.kind.prefill_seconds(lengths) / chunks)
 
     def _planned(self) -> tuple[int, float, Pace]:
-        """Steps to the next change, their seconds, and their pace; no steps: nothing to run."""
+        """Return the steps to the next change, their seconds, and their pace; 0 steps if there is nothing to run."""
         running, ends = self.running, self._ends
         if not running and not self._prefill:
             return 0, 0.0, _NO_SAMPLES

@@ -1,12 +1,15 @@
-"""From profiles to engines: files and shipped profiles, decode steps one or thousands at a time, what a profile lacks.
+"""Kinds of engines from profiles: loading profiles, timing one or thousands of decode steps, naming a profile's gaps.
 
-For a number of running samples and of draft tokens, the step time is a piecewise linear curve over the context
-(latency/step_model.py); while nothing finishes, the context grows by the same number of tokens each step. So the sum
-over any number of steps is a few arithmetic series. Shipped profiles are derived from what papers print, for those who
-have not measured their own.
+For fixed numbers of running samples and draft tokens, the step time is a piecewise linear curve over the context
+(latency/step_model.py). While nothing finishes, the context grows by the same number of tokens each step. The sum over
+any number of steps is therefore a few arithmetic series.
 
-Invariants: `total` is the sum of `seconds` over the same steps, up to rounding; `steps_until` is the number of steps
-whose `total` first reaches a time.
+Shipped profiles are derived from numbers printed in papers, for users who have not measured their own.
+
+Invariants:
+
+- `total` is the sum of `seconds` over the same steps, up to rounding.
+- `steps_until` is the number of steps whose `total` first reaches a time.
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 
 FOLDER = resources.files("rhyme_openrlhf.simulation") / "profiles"
-# Name on the command line -> files, one for each tensor-parallel size.
+# Maps a name on the command line to its files, one for each tensor-parallel size.
 SHIPPED = {"pat-a40": ("pat-a40-tp2.json", "pat-a40-tp8.json")}
 
 
 def load(names: list[str]) -> dict[int, Profile]:
-    """The profiles of these files or shipped names, by tensor-parallel size; those with engines beside left out.
+    """Return the profiles of these files or shipped names, by tensor-parallel size.
+
+    Profiles measured with other engines beside (`rhyme profile --beside`) are left out.
 
     Raises ProfileError if one cannot be read, two are of one size, or they are of different models or hardware.
     """
@@ -39,7 +44,10 @@ def load(names: list[str]) -> dict[int, Profile]:
 
 
 def load_all(names: list[str]) -> tuple[dict[int, Profile], dict[int, Profile]]:
-    """As `load`, and the profiles with engines beside (`rhyme profile --beside`), by the number of engines in all."""
+    """Return the profiles that `load` returns, and those measured with engines beside (`rhyme profile --beside`).
+
+    The latter are keyed by the total number of engines, the measured one included.
+    """
     found: dict[int, Profile] = {}
     crowds: dict[int, Profile] = {}
     for name in names:
@@ -64,24 +72,25 @@ def load_all(names: list[str]) -> tuple[dict[int, Profile], dict[int, Profile]]:
     return found, crowds
 
 
-# Where step times bend sharply Newton's method may creep: after so many tries (it usually needs four), halving.
+# Tries of Newton's method before bisection takes over. Newton usually needs four tries, but may be slow where step
+# times bend sharply.
 NEWTON_TRIES = 8
 
 
 class StepTimes:
-    """The step times of one profile; `beside`: seconds of every step that the profile does not have."""
+    """The step times of one profile; `beside`: seconds to add to every step because the profile lacks them."""
 
     def __init__(self, profile: Profile, beside: float = 0.0) -> None:
         self._beside = beside
         self.model = StepModel(profile)
-        # The model bends where a profiled point is, for whatever number of samples.
+        # The model bends at the context of each profiled point, independent of the number of samples.
         contexts = sorted({0, *(point.context for point in profile.steps)})
-        # One more, so that the line beyond the last point has two points to lie on.
+        # Add one context, so that two points define the line beyond the last profiled point.
         self._contexts = [*contexts, 2 * contexts[-1] + 1]
         self._courses: dict[tuple[int, int], _Course] = {}
 
     def _course(self, running: int, drafts: int) -> _Course:
-        """Of these steps, made once."""
+        """Return the course of steps with these numbers of samples and draft tokens; each course is made once."""
         known = self._courses.get((running, drafts))
         if known is None:
             seconds = [self.model.seconds(running, context, drafts) + self._beside for context in self._contexts]
@@ -93,24 +102,27 @@ class StepTimes:
         return known
 
     def seconds(self, running: int, context: float, drafts: int) -> float:
-        """Seconds of one step of `running` samples with `context` tokens and `drafts` draft tokens in all."""
+        """Return the seconds of a step of `running` samples with `context` tokens and `drafts` draft tokens in all."""
         return self._course(running, drafts).seconds(context)
 
     def total(self, running: int, context: float, drafts: int, steps: int, growth: float) -> float:
-        """Seconds of `steps` steps, the first with `context` tokens and each next with `growth` (above 0) more."""
+        """Return the seconds of `steps` steps: the first has `context` tokens, each next `growth` (above 0) more."""
         return self._course(running, drafts).total(context, steps, growth)
 
     def steps_until(
         self, running: int, context: float, drafts: int, most: int, growth: float, seconds: float, extra: float = 0.0
     ) -> int:
-        """The fewest steps, at most `most`, that take `seconds` or more, when each takes `extra` seconds beside."""
+        """Return the smallest number of steps that take `seconds` or more, at most `most`.
+
+        Each step takes `extra` seconds in addition to its own time.
+        """
         if most <= 0 or seconds <= 0:
             return 0
         return self._course(running, drafts).steps_until(context, most, growth, seconds, extra)
 
 
 class _Course(NamedTuple):
-    """Step seconds over the context: those at some contexts, and the slopes behind each."""
+    """A piecewise linear curve of step seconds over the context: values at some contexts, and the slope after each."""
 
     contexts: list[int]
     values: list[float]
@@ -122,7 +134,7 @@ class _Course(NamedTuple):
         return self.values[at] + self.slopes[at] * (context - self.contexts[at])
 
     def total(self, context: float, steps: int, growth: float) -> float:
-        """As `StepTimes.total`."""
+        """Return the seconds of `steps` steps, in the same way as `StepTimes.total`."""
         contexts, values, slopes = self
         last = len(contexts) - 1
         at = bisect_right(contexts, context) - 1
@@ -140,8 +152,8 @@ class _Course(NamedTuple):
         return found
 
     def steps_until(self, context: float, most: int, growth: float, seconds: float, extra: float) -> int:
-        """As `StepTimes.steps_until`, for what takes some time."""
-        # After `low` steps it is not reached; after `high` it is, or that is all. `middle` took `found`.
+        """Return the same number of steps as `StepTimes.steps_until`, for `most` and `seconds` above 0."""
+        # `low` steps do not reach `seconds`; `high` steps do, or `high` is `most`. `middle` steps take `found` seconds.
         low, high = -1, most
         middle, found, tries = 0, 0.0, 0
         while high - low > 1:
@@ -151,7 +163,7 @@ class _Course(NamedTuple):
                 low = middle
             tries += 1
             if tries <= NEWTON_TRIES:
-                # Steps are nearly alike: as many more as the next one's time fits into what is missing.
+                # Steps take nearly equal times, so divide the missing seconds by the next step's time.
                 each = self.seconds(context + middle * growth) + extra
                 more = math.ceil((seconds - found) / each) if each > 0 else most
                 middle = min(max(middle + more, low + 1), high - 1)
@@ -163,10 +175,14 @@ class _Course(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineKind:
-    """What engines of one tensor-parallel size are like.
+    """The properties of engines of one tensor-parallel size.
 
-    `kv_tokens`: room for this many tokens of context; `most_running`: samples at once; `step_tokens`: prompt tokens
-    computed per step; `prefill_seconds`: of sequences of such lengths together.
+    - `times`: step times.
+    - `transfer`: times of KV transfers.
+    - `prefill_seconds`: function from the lengths of sequences to the seconds of prefilling them together.
+    - `kv_tokens`: capacity of the KV cache, in tokens of context.
+    - `most_running`: most samples that run at once.
+    - `step_tokens`: prompt tokens computed per step.
     """
 
     times: StepTimes
@@ -178,12 +194,12 @@ class EngineKind:
 
 
 def engine_kind(profile: Profile, cluster: Cluster, features: Features) -> EngineKind:
-    """An engine of this profile."""
+    """Return the kind of engine that this profile describes."""
     transfer = TransferModel(profile)
     return EngineKind(
         StepTimes(profile, cluster.lookup_seconds if features.speculation != "off" else 0.0),
         transfer,
-        # Without measured prefills they take no time; `gaps` says so beside every result.
+        # Prefills that were not measured take no time; `gaps` reports this with every result.
         transfer.prefill_seconds if profile.prefills else lambda lengths: 0.0,
         profile.kv_cache_tokens,
         cluster.running,
@@ -192,7 +208,7 @@ def engine_kind(profile: Profile, cluster: Cluster, features: Features) -> Engin
 
 
 def gaps(profiles: Mapping[int, Profile]) -> list[str]:
-    """What the profiles do not have and a simulation with them therefore counts as free, or cannot use."""
+    """Return a sentence for each gap of the profiles, which a simulation counts as free or cannot use."""
     found = []
     for size, profile in sorted(profiles.items()):
         if not profile.prefills:

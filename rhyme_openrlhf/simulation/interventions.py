@@ -1,10 +1,14 @@
-"""What happens to running samples: outliers and reallocation, as the policies of `scheduling/` order them.
+"""Moves of running samples: outliers and reallocation, as the policies of `scheduling/` order them.
 
-Looks at the engines come at a set interval, as the live system's status does. Engines first go to the end of the step
-they are in: nothing is taken out of a step. TP switches are in `layout_changes.py`.
+The engines are checked at a set interval, like the live system's status. An engine first advances to the end of its
+current step, because no sample can leave in the middle of a step. TP switches are in `layout_changes.py`.
 
-Invariants: no decision is made here; what leaves one engine arrives at another, once, where the weights are the same;
-what is on its way is in no decision; only engines of the first layout give and take single samples.
+Invariants:
+
+- No decision is made here.
+- A sample that leaves one engine arrives exactly once at another engine with the same weights.
+- A sample in transit takes part in no decision.
+- Only engines of the first layout give and take single samples.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from rhyme_openrlhf.simulation.slot import Carried, SimulatedRun, Slot
 
 
 class Interventions:
-    """Those of one run."""
+    """The interventions of one run."""
 
     def __init__(self, run: SimulatedRun) -> None:
         self._run = run
@@ -34,18 +38,18 @@ class Interventions:
         self._knees: dict[tuple[int, int, int, int], int] = {}
         self._policy.predictor = run.predictors[run.cluster.tensor_parallel]
         self._moved: set[int] = set()
-        # (step, rank group) of which a sample is elsewhere.
+        # Each (step, rank group) with an outlier that was moved to another engine.
         self._moved_from: set[tuple[int, int]] = set()
-        # Of each step and rank group: where samples went that were moved, for the steps that are not complete.
+        # Maps step, rank group and moved sample to the sample's new slot, for the steps that are not complete.
         self._elsewhere: dict[int, dict[int, dict[int, Slot]]] = defaultdict(lambda: defaultdict(dict))
-        # Of (step, rank group): before, none of its samples can be an outlier.
+        # Maps (step, rank group) to the earliest time at which one of its samples can be an outlier.
         self._not_before: dict[tuple[int, int], float] = {}
-        # Of the rank group that is looked at, by weight version.
+        # Engines that may take outliers of the rank group being checked, by weight version.
         self._still_running: dict[int, outliers.RunningEngines] = {}
         self.layouts = LayoutChanges(run)
 
     def begin(self) -> None:
-        """The first look at the engines."""
+        """Schedule the first check of the engines, if a feature needs it."""
         features = self._run.features
         if features.outliers or features.reallocation:
             self._run.at(features.interval, self._look)
@@ -76,7 +80,7 @@ class Interventions:
             seconds = source.engine.kind.transfer.kv_transfer_seconds([one.context for one in sent])
             run.at(stopped + seconds, lambda time: self._arrive_sent(target, sent, stopped, time))
         if again:
-            # The target computes them, beside its other samples.
+            # The target recomputes these samples while its other samples run.
             run.at(stopped, lambda time: self._arrive(target, [one.job for one in again], time))
         run.ended(source, [])
 
@@ -87,7 +91,7 @@ class Interventions:
         self._run.carrying.arrived(sent, max(now, slot.engine.now) - stopped)
 
     def _arrive(self, slot: Slot, jobs: list[Job], now: float) -> None:
-        # Those that end meanwhile must not let it begin its next step.
+        # Stop the engine before `arriving` falls: samples that end here must not let it begin its next step.
         self._run.stop_at([slot], now)
         slot.arriving -= len(jobs)
         self._run.give(slot, jobs, max(now, slot.engine.now))
@@ -113,13 +117,16 @@ class Interventions:
         ):
             source = run.slots[order.source]
             run.stop_at([source], now)
-            # Going to the end of its step, it may have ended some.
+            # Some samples may have ended while the engine advanced to the end of its step.
             still = [sample for sample in order.samples if sample in source.engine.running]
             if still and not source.beginning:
                 self._move(source, run.slots[order.destination], still, "reallocation")
 
     def _decoding(self, slots: Sequence[Slot], contexts: Sequence[float]) -> Decoding | None:
-        """What live engines' reports come to in the mean; `contexts`: of each engine's running samples in all."""
+        """Return the mean decode step, as the live system computes it from its engines' reports.
+
+        `contexts`: for each engine, the total tokens of context of its running samples. None if no engine has samples.
+        """
         samples = 0
         context = 0.0
         decode_steps = []
@@ -138,7 +145,7 @@ class Interventions:
         return Decoding(context / samples, *speculation(decode_steps), self._run.cluster.running) if samples else None
 
     def _knee(self, seconds_of: SecondsOfMany, context: float, tokens_per_step: float, drafts: float, most: int) -> int:
-        """The knee, asked once for contexts that step times do not tell apart: these never change here."""
+        """Return the knee, computed once for all contexts of one bucket, because step times are fixed here."""
         bucket = context_bucket(round(context))
         key = (bucket, round(100 * tokens_per_step), round(100 * drafts), most)
         if key not in self._knees:
@@ -151,7 +158,7 @@ class Interventions:
 
     def _outliers(self, now: float) -> None:
         run = self._run
-        # The step that is completed next.
+        # Check only the step that will be completed next.
         for step, plan in sorted(run.plans.items())[:1]:
             for complete in [known for known in self._elsewhere if known < step]:
                 del self._elsewhere[complete]
@@ -167,22 +174,22 @@ class Interventions:
                     lengths, plan.samples[place], group.longest, factor, run.features.alpha
                 ):
                     source = where[sample]
-                    # A sibling before it may have taken it along to the next step.
+                    # An earlier outlier of the same prompt may have deferred this sample to the next step.
                     if sample in source.engine.running and sample not in source.below:
                         self._relocate(step, place, plan, sample, source, now)
                 missing = factor * group.longest - max(lengths.values(), default=0)
                 if missing > 0:
-                    # No step is quicker than that of one sample without context.
+                    # The fastest possible step has one sample without context.
                     times = run.kinds[run.cluster.tensor_parallel].times
                     self._not_before[step, place] = now + missing * times.seconds(1, 0, 0) / plan.fastest
 
     def _of_rank_group(
         self, step: int, place: int, plan: StepPlan, now: float
     ) -> tuple[dict[int, Slot], dict[int, int]]:
-        """Where samples of a rank group run, and how long they are; without those of deferred prompt groups."""
+        """Return the slots and the response lengths of a rank group's running samples, without deferred ones."""
         where: dict[int, Slot] = {}
         lengths: dict[int, int] = {}
-        # Where nothing of it was moved, its samples are on its own engines.
+        # If no sample of the rank group was moved, all of them are on the group's own engines.
         elsewhere = (step, place) in self._moved_from or self._run.features.reallocation
         of_slot = plan.rank_group_of
         at_work = [
@@ -191,7 +198,7 @@ class Interventions:
             if s.engine.load and (elsewhere or of_slot[s.place] == place) and s.step == step and not s.beginning
         ]
         self._run.stop_at(at_work, now)
-        # On its own engines, and where single ones went.
+        # Collect samples on the group's own engines, then single samples that were moved.
         own = (slot for slot in at_work if plan.rank_group_of[slot.place] == place)
         found = [(sample, prompt, slot) for slot in own for sample, prompt in slot.engine.prompts_running()]
         looked_at = set(at_work)
@@ -210,14 +217,15 @@ class Interventions:
         engines = self._running_engines(step, plan, source.version)
         target = outliers.destination(context, rank_group, engines, source.place)
         if target.engine is not None:
-            # Once in a step, as in a run.
+            # A sample is moved at most once in a step, as in a live run.
             if sample not in self._moved:
                 self._moved.add(sample)
                 self._moved_from.add((step, rank_group))
                 self._move(source, run.slots[target.engine], [sample], "outlier_intra")
                 self._note_node(source.node, step, plan)
         elif run.features.defer and run.ledger.defer(step, (step, job.prompt)):
-            # All of the prompt group trains in the next step. They go on where they are, below the engines' next one.
+            # The whole prompt group trains in the next step. Its samples continue on their engines, and do not keep
+            # these from beginning that step.
             for slot in run.slots:
                 if slot.step == step and slot.engine.load:
                     alike = (sample for sample, prompt in slot.engine.prompts_running() if prompt == job.prompt)
@@ -232,7 +240,10 @@ class Interventions:
             self._still_running = {}
 
     def _running_engines(self, step: int, plan: StepPlan, version: int) -> outliers.RunningEngines:
-        """Those that run samples of the step with these weights; made once for the outliers of a rank group."""
+        """Return the engines that run samples of the step with these weights.
+
+        They are collected once for all outliers of a rank group.
+        """
         if version not in self._still_running:
             self._still_running[version] = outliers.RunningEngines(
                 _running_engine(slot, plan) for slot in self._run.slots if _runs(slot, step) and slot.version == version
@@ -240,7 +251,10 @@ class Interventions:
         return self._still_running[version]
 
     def _note_node(self, node: int, step: int, plan: StepPlan) -> None:
-        """A sample has left one of its engines, and these may share what computes: all may be others by now."""
+        """Refresh the entries of a node's engines after a sample has left one of them.
+
+        The engines of a node may share compute, so any of them may have changed.
+        """
         each = self._run.cluster.devices // self._run.cluster.tensor_parallel
         for slot in self._run.slots[node * each : (node + 1) * each]:
             for engines in self._still_running.values():
@@ -259,7 +273,7 @@ def _running_engine(slot: Slot, plan: StepPlan) -> outliers.RunningEngine:
 
 
 class _Samples(Sequence[RunningSample]):
-    """An engine's samples as of a moment; made only if they are looked at, since most engines give none away."""
+    """The samples of an engine at one moment, built only on access because most engines give none away."""
 
     def __init__(self, engine: Engine, now: float) -> None:
         self._engine, self._now = engine, now
@@ -282,7 +296,7 @@ class _Samples(Sequence[RunningSample]):
     @cached_property
     def _made(self) -> list[RunningSample]:
         found = self._engine.contexts_at(self._now)
-        # What waits counts, and cannot be moved.
+        # Waiting samples count as load, but cannot be moved.
         return found + [
             (round(job.context), job.tokens_per_step - 1, -1 - place)
             for place, job in enumerate(self._engine.jobs_waiting())
