@@ -97,6 +97,8 @@ class Drafting(Part):
         self._ruled: set[str] = set()
         # Requests that only serve to draft from: they have no drafts, and nothing is learnt from them.
         self._rehearsals: set[str] = set()
+        # Whether the step under way has no other requests.
+        self._only_rehearsals = False
         self.use(SOURCES[self.settings.source](self.histospec, self.settings))
 
     def use(self, source: DraftSource) -> None:
@@ -164,6 +166,10 @@ class Drafting(Part):
     def draft(self, proposed: DraftTokenIds) -> None:
         """Give each request that decodes its draft for the next step; `proposed`: what vLLM's worker proposes."""
         names = proposed.req_ids
+        if self._only_rehearsals:
+            self._ticket = None
+            self.source.leave_out()
+            return
         if self._timing.forced_drafts is not None:
             self._draft_dummies(names, [DUMMY] * self._timing.forced_drafts)
             return
@@ -181,10 +187,6 @@ class Drafting(Part):
             and not request.is_prefill_chunk
             and request_id not in self._rehearsals
         ]
-        if self._rehearsals and not decoding:
-            self._ticket = None
-            source.leave_out()
-            return
         self._ticket = self.gain.ask() if decoding else None
         self._set_drafts(decoding, self._drafts(decoding))
         for request_id in self._ruled:
@@ -231,6 +233,7 @@ class Drafting(Part):
 
     def scheduled(self, output: Any, before: DecodeStep | None) -> None:
         """Compare what the step before took with what was expected of it, and learn what drafts gain."""
+        self._only_rehearsals = bool(self._rehearsals) and self._rehearsals.issuperset(output.num_scheduled_tokens)
         if before is not None:
             if self._decided is not None:
                 self._decisions.add(self._decided, before.seconds, self._accepted)
@@ -266,7 +269,7 @@ class Drafting(Part):
         A request goes on with all that it sampled: what a stop cuts off ends it, and no connector of ours loads KV
         blocks that can fail, whose samples vLLM would drop.
         """
-        if self._rehearsals and self._rehearsals.issuperset(requests):
+        if self._only_rehearsals:
             return
         started = time.perf_counter()
         if tokens:
