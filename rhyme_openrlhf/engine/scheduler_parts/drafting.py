@@ -108,6 +108,8 @@ class Drafting(Part):
         self._ruled: set[str] = set()
         # Requests that only serve to draft from: they have no drafts, and nothing is learnt from them.
         self._rehearsals: set[str] = set()
+        # Whether the step under way has no other requests.
+        self._only_rehearsals = False
         self.use(SOURCES[self.settings.source](self.histospec, self.settings))
 
     def use(self, source: DraftSource) -> None:
@@ -177,6 +179,10 @@ class Drafting(Part):
     def draft(self, proposed: DraftTokenIds) -> None:
         """Give each request that decodes its draft for the next step; `proposed`: what vLLM's worker proposes."""
         names = proposed.req_ids
+        if self._only_rehearsals:
+            self._ticket = None
+            self.source.leave_out()
+            return
         if self._timing.forced_drafts is not None:
             self._draft_dummies(names, [DUMMY] * self._timing.forced_drafts)
             return
@@ -194,10 +200,6 @@ class Drafting(Part):
             and not request.is_prefill_chunk
             and request_id not in self._rehearsals
         ]
-        if self._rehearsals and not decoding:
-            self._ticket = None
-            source.leave_out()
-            return
         self._ticket = self.gain.ask() if decoding else None
         self._set_drafts(decoding, self._drafts(decoding))
         for request_id in self._ruled:
@@ -244,6 +246,7 @@ class Drafting(Part):
 
     def scheduled(self, output: Any, before: DecodeStep | None) -> None:
         """Compare what the step before took with what was expected of it, and learn what drafts gain."""
+        self._only_rehearsals = bool(self._rehearsals) and self._rehearsals.issuperset(output.num_scheduled_tokens)
         if before is not None:
             self.source.took(self._passes, before.running, before.seconds)
             if self._decided is not None:
@@ -282,7 +285,7 @@ class Drafting(Part):
         A request goes on with all that it sampled. A stop that cuts tokens off ends the request. vLLM would drop
         samples whose KV blocks failed to load, but no connector of ours loads blocks that can fail.
         """
-        if self._rehearsals and self._rehearsals.issuperset(requests):
+        if self._only_rehearsals:
             return
         started = time.perf_counter()
         if tokens:
