@@ -49,9 +49,7 @@ TERMS = (
 RULES = ("opening", "word", "long", "term")
 # Folders whose text is not in plain words yet, with their findings: these may not grow.
 NOT_YET: dict[str, int] = {
-    "rhyme_openrlhf/history": 54,
-    "rhyme_openrlhf/latency": 82,
-    "rhyme_openrlhf/simulation": 130,
+    "rhyme_openrlhf/simulation": 95,
 }
 WORDS_PAGE = "docs/architecture.md"
 # Calls whose strings users read, and keywords of calls that do so everywhere.

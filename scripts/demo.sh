@@ -3,5 +3,6 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup_cpu.sh
+# The server extra is for `rhyme serve`, which docs/start/cpu.md goes on with.
+scripts/setup_cpu.sh --extras server
 exec .venv/bin/rhyme demo "$@"

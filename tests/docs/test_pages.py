@@ -142,6 +142,8 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     for page in pages:
         loaded = _Loaded()
         loaded.feed(page.read_text())
+        # The theme's script queries the host of the repository for such an element.
+        assert 'data-md-component="source"' not in page.read_text(), page
         assert [one for one in loaded.addresses if one.startswith(("http://", "https://", "//"))] == [], page
         # The page for unknown addresses names files from the site's root.
         folder = tmp_path if page.name == "404.html" else page.parent
