@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query
 from fastapi.routing import APIRoute
 
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
@@ -18,7 +19,9 @@ _SHOWN = 100
 def query_parameters(routers: Iterable[APIRouter]) -> dict[Callable[..., Any], frozenset[str]]:
     """Return the names of each endpoint's query parameters."""
     return {
-        route.endpoint: frozenset(field.alias for field in get_flat_dependant(route.dependant).query_params)
+        route.endpoint: frozenset(
+            field.alias for field in get_flat_params(route.dependant) if isinstance(field.field_info, Query)
+        )
         for router in routers
         for route in router.routes
         if isinstance(route, APIRoute)
