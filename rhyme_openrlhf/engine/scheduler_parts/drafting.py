@@ -108,7 +108,7 @@ class Drafting(Part):
         self._ruled: set[str] = set()
         # Requests that only serve to draft from: they have no drafts, and nothing is learnt from them.
         self._rehearsals: set[str] = set()
-        # Whether the step under way has no other requests.
+        # Whether the step under way has no other requests, or none at all.
         self._only_rehearsals = False
         self.use(SOURCES[self.settings.source](self.histospec, self.settings))
 
@@ -246,7 +246,7 @@ class Drafting(Part):
 
     def scheduled(self, output: Any, before: DecodeStep | None) -> None:
         """Compare what the step before took with what was expected of it, and learn what drafts gain."""
-        self._only_rehearsals = bool(self._rehearsals) and self._rehearsals.issuperset(output.num_scheduled_tokens)
+        self._only_rehearsals = self._rehearsals.issuperset(output.num_scheduled_tokens)
         if before is not None:
             self.source.took(self._passes, before.running, before.seconds)
             if self._decided is not None:

@@ -60,6 +60,7 @@ class StepMeter:
         # and where they came from.
         self._prefilling: set[str] = set()
         self._decoding = 0
+        self._computes = False
         self._ignored: set[str] = set()
         self._verified = Verified([], [], [])
         self._came: Attribution | None = None
@@ -80,6 +81,7 @@ class StepMeter:
     def begin_step(self, scheduled: Mapping[str, int], known: Container[str]) -> None:
         """Begin to count a step that computed `scheduled` tokens of each sample; those not `known` were aborted."""
         here = sum(map(known.__contains__, scheduled))
+        self._computes = bool(scheduled)
         self._prefilling, self._ignored = set(), set()
         if self._beginning or self._uncounted:
             self._prefilling = {name for name in self._beginning if name in scheduled and name in known}
@@ -111,7 +113,8 @@ class StepMeter:
 
     def end_step(self, emitted: Iterable[Sequence[Emitted]], seconds: float) -> None:
         """Count what the step gave its samples, and how long it took."""
-        if self._ignored and not self._decoding and not self._prefilling:
+        # A step without any sample is no forward pass.
+        if not self._computes or (self._ignored and not self._decoding and not self._prefilling):
             return
         totals = self._totals
         tokens = first = 0
