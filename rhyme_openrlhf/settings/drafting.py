@@ -85,6 +85,7 @@ class HistoSpecSettings(Settings):
         "reproducible runs.",
         low=0,
         high=1 << 27,
+        expert=True,
     )
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ WEBUI = Path(__file__).parents[3] / "webui"
 
 
 def test_every_source_of_text_has_words_a_look_and_a_place_in_the_legend() -> None:
-    assert set(SOURCES) == {name for name in (*SOURCE_NAMES, *drafting.SOURCES) if name} | {CONTEXT}
+    assert set(SOURCES) == {name for name in (*SOURCE_NAMES, *drafting.VLLM_METHODS) if name} | {CONTEXT}
     style = (WEBUI / "static" / "css" / "records.css").read_text()
     legend = (WEBUI / "templates" / "parts" / "samples.html").read_text()
     for source in SOURCES:
