@@ -96,10 +96,10 @@ class Drafting(Part):
         # For FULL CUDA graphs vLLM pads a request that joins a decode batch with one token to the longest draft. An
         # arrival would add rows that no source proposed. vLLM does not pad where draft lengths are looked up.
         # The length that is looked up is what the worker proposes, which may be less than history's longest draft.
-        most_proposed = min(self.settings.tokens, scheduler.num_spec_tokens) if self.settings.method else 0
-        scheduler.dynamic_sd_lookup = [most_proposed or scheduler.num_spec_tokens] * (
-            scheduler.max_num_running_reqs + 1
-        )
+        most = scheduler.num_spec_tokens
+        if self.settings.method:
+            most = min(most, self.settings.tokens)
+        scheduler.dynamic_sd_lookup = [most] * (scheduler.max_num_running_reqs + 1)
         self._overhead: SpeculationOverhead | None = None
         self._traces = DraftTraces()
         self._decisions = DecisionLog()
