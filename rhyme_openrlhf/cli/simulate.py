@@ -17,6 +17,7 @@ from rhyme_openrlhf.simulation import report, study
 from rhyme_openrlhf.simulation.engine_kinds import SHIPPED, gaps, load_all
 from rhyme_openrlhf.simulation.recommendation import recommend
 from rhyme_openrlhf.simulation.recorded_run import read_run, replay
+from rhyme_openrlhf.simulation.right_size import HEADINGS, right_size
 from rhyme_openrlhf.simulation.settings import Acceptance, Cluster, Features
 from rhyme_openrlhf.simulation.study import Variant
 from rhyme_openrlhf.simulation.trace import read_trace
@@ -35,6 +36,8 @@ scheduling decisions of this package. Nothing runs on a device; every figure is 
       your model as measured on one engine, on 16 nodes, each feature added in turn
   rhyme simulate --profile mine.json --trace lengths.jsonl --features pipeline --sweep rank-groups=4,8,16,32 --jobs 4
       your own lengths (docs/simulator.md has the format), and a setting swept
+  rhyme simulate --profile mine.json --from-run runs/mine --advise
+      how many rollout engines, and which features, a recorded run should have
 
 Features: sync or async (OpenRLHF's trainers; async if neither is named), pipeline, two-tier, outliers, defer (of
 outliers), dispatch, reallocation, tp-switch (by history), tp-switch-max (by longest response), speculation, budget.
@@ -116,6 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     out = parser.add_argument_group("comparing, and where it goes")
     out.add_argument("--ablate", action="store_true", help="add the features one after another")
     out.add_argument("--sweep", metavar="SETTING=A,B,...", help="each value of one of the numbers above")
+    out.add_argument(
+        "--advise",
+        action="store_true",
+        help="with --from-run: how many rollout engines, and which features, this run should have",
+    )
     _number(out, "--jobs", int, 1, "processes")
     out.add_argument("--html", type=Path, metavar="PAGE", help="also draw this self-contained page")
     out.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
@@ -136,10 +144,21 @@ def main(argv: list[str]) -> int:
         workload = run.workload if run else _workload(options)
         variants = _variants(options, run.cluster, run.features) if run else _variants(options, cluster, base)
         measured = run.rates if run else ()
+        if options.advise and not run:
+            raise ValueError("--advise needs a recorded run: --from-run DIRECTORY")
+        if options.advise and (options.features or options.sweep or options.ablate or options.html or options.json):
+            raise ValueError("--advise chooses features itself and prints one table: use it with --from-run alone")
         if options.html:
             from rhyme_openrlhf.simulation.page import draw
         replayed = replay(run, profiles, crowds) if run else None
         conditions = replayed.conditions if replayed else ()
+        if run and options.advise:
+            found = right_size(run, profiles, crowds, conditions, options.jobs)
+            heading = report.title(workload, profiles, run.cluster.tensor_parallel)
+            _print(heading, gaps(profiles), found.rows(), HEADINGS)
+            settings = found.settings(_files(options.profile, profiles)).lines()
+            print("\n".join([found.sentence, found.method, *(f"assumed: {one}" for one in found.assumed), *settings]))
+            return 0
         results = study.simulate(variants, workload, profiles, options.jobs, measured, crowds, conditions)
     except ModuleNotFoundError as error:
         if error.name != "plotly":
@@ -249,13 +268,18 @@ def _notes(profiles: dict[int, Profile], options: argparse.Namespace, variants: 
     return [*notes, *dict.fromkeys(filter(None, (variant.no_effect for variant in variants)))]
 
 
-def _print(heading: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print(
+    heading: str,
+    notes: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    headings: Sequence[str] = report.HEADINGS,
+) -> None:
     from rich.table import Table
 
     from rhyme_openrlhf.cli.console import console
 
     table = Table()
-    for place, name in enumerate(report.HEADINGS):
+    for place, name in enumerate(headings):
         table.add_column(name, justify="left" if place == 0 else "right")
     for row in rows:
         table.add_row(*row)

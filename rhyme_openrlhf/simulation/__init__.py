@@ -7,5 +7,6 @@ Read in this order:
 3. `engine` is an engine with its samples; `speculation` paces engines that draft; `slot` is an engine's place in a run.
 4. `planner` gives prompts to engines; `interventions` moves samples; `layout_changes` switches layouts.
 5. `run` joins them, as events in time; `result` is what it finds.
-6. `study` compares runs; `recommendation` names the settings to use; `report` and `page` show results.
+6. `study` compares runs; `recommendation` names the settings to use; `right_size` chooses engines and features for a
+   recorded run; `report` and `page` show results.
 """

@@ -16,6 +16,9 @@ from rhyme_openrlhf.settings.moves import ReallocationSettings
 # What a run uses if nobody says otherwise.
 HISTOPIPE, REALLOCATION, HISTOSPEC = HistoPipeSettings(), ReallocationSettings(), HistoSpecSettings()
 
+# Most devices of one node.
+MOST_DEVICES = 1024
+
 Trainer = Literal["sync", "async", "pipeline"]
 SpeculationKind = Literal["off", "window", "budget", "measured"]
 Switching = Literal["off", "maximum", "history"]
@@ -48,7 +51,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         _check("nodes", self.nodes, 1, 65536)
-        _check("devices", self.devices, 1, 1024)
+        _check("devices", self.devices, 1, MOST_DEVICES)
         _check("tp", self.tensor_parallel, 1, self.devices)
         _check("running", self.running, 1, 65536)
         _check("step-tokens", self.step_tokens, 1, 1 << 24)

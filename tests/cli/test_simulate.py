@@ -86,6 +86,7 @@ def test_a_sweep_of_what_nothing_uses_is_said(capsys: pytest.CaptureFixture[str]
         (["--steps", "0"], "--steps must be at least 1"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--tp", "4"], "no profile of --tp 4"),
+        (["--advise"], "--advise needs a recorded run: --from-run DIRECTORY"),
         (["--acceptance", "1"], "--acceptance takes"),
         (["--trace", "nowhere.jsonl"], "cannot be read"),
         (["--profile", "nowhere.json"], "cannot be read"),

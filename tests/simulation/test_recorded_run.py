@@ -221,3 +221,14 @@ def test_layouts_that_are_switched_to_are_as_slow() -> None:
     assert plain.switches and slowed.switches
     busy = [sum(step.busy for step in result.steps) for result in (plain, slowed)]
     assert busy[1] > 1.8 * busy[0]
+
+
+def test_the_command_advises(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profiles.write(PROFILE, tmp_path / "p.json")
+    argv = ["--profile", str(tmp_path / "p.json"), "--from-run", str(recorded), "--advise"]
+    assert command.main(argv) == 0
+    printed = capsys.readouterr().out
+    assert "recommended (simulated):" in printed and "rollout engines" in printed and "x per device" in printed
+    assert "assumed: the 4 recorded steps" in printed and "settings to use (simulated" in printed
+    assert command.main([*argv, "--features", "pipeline"]) == 2
+    assert "--advise chooses features itself" in capsys.readouterr().err
