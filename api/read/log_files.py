@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
+from rhyme_openrlhf.api.store.models import Attempt, Run
 
 # Most bytes that a page shows at once; it loads more in pieces.
 MAX_CHUNK = 1024 * 1024
@@ -69,6 +71,17 @@ def folder_of(run_directory: str, roots: Sequence[Path], name: str) -> Path:
     if not folder.is_dir():
         raise LogError(f"the run directory has no {name} on this machine")
     return folder
+
+
+def newest_directory(session: Session, run: Run, roots: Sequence[Path]) -> Path | None:
+    """Return the resolved run directory of the newest attempt whose directory is here and below a root; else None."""
+    query = select(Attempt.run_directory).where(Attempt.run_id == run.id).order_by(Attempt.number.desc())
+    for directory in session.scalars(query):
+        try:
+            return folder_of(directory or "", roots, ".")
+        except LogError:
+            continue
+    return None
 
 
 def logs_of(run_directory: str, roots: Sequence[Path]) -> Path:

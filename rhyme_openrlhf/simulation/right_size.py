@@ -10,6 +10,7 @@ of engines that keeps `KEPT` of the most samples a second; every candidate has t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,8 +73,8 @@ class RightSize:
         was, best = self.candidates[0], self.best
         ratio = best.result.samples_per_second / was.result.samples_per_second
         return (
-            f"recommended (simulated): {best.engines} rollout engines, {best.name}: {ratio:.2f}x the samples/s of the "
-            f"run as it was ({was.engines} engines), {best.per_device / was.per_device:.2f}x per rollout device"
+            f"recommended (simulated): {_engines(best)}, {best.name}: {ratio:.2f}x the samples/s of the "
+            f"run as it was ({_engines(was)}), {best.per_device / was.per_device:.2f}x per rollout device"
         )
 
     @property
@@ -89,9 +90,7 @@ class RightSize:
         """Return the options of the recommended run; `files`: the profile of each tensor-parallel size."""
         cluster, features = self.best.variant.cluster, self.best.variant.features
         notes = unsettable(features) if self.best.name != AS_IT_WAS else []
-        return Recommendation(
-            f"{self.best.engines} engines, {self.best.name}", flags(cluster, features, files), tuple(notes)
-        )
+        return Recommendation(f"{_engines(self.best)}, {self.best.name}", flags(cluster, features, files), tuple(notes))
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a table's rows under `HEADINGS`."""
@@ -113,17 +112,38 @@ class RightSize:
 HEADINGS = ("engines", "features", "samples/s", "x", "x per device", "idle", "")
 
 
-def feature_sets(run: RecordedRun) -> dict[str, Features]:
-    """Return the sets of features to compare, by name; the run's own first."""
+def _engines(one: Candidate) -> str:
+    return "1 rollout engine" if one.engines == 1 else f"{one.engines} rollout engines"
+
+
+def feature_sets(run: RecordedRun, profile: Profile) -> dict[str, Features]:
+    """Return the sets of features to compare, by name; the run's own first.
+
+    Sets that move samples are left out if the profile has no prefills, because a moved sample may be computed again.
+    """
     found = {AS_IT_WAS: run.features}
     for names in SETS:
         features = with_features(names, run.features)
+        moves = features.reallocation or features.outliers
         variant = Variant("", run.cluster, features)
-        if not refused(features) and not variant.no_effect:
+        if not refused(features) and not variant.no_effect and (profile.prefills or not moves):
             found[" + ".join(names)] = features
     if run.features.speculation == "measured":
         found[f"{AS_IT_WAS}, without drafts"] = dataclasses.replace(run.features, speculation="off")
     return found
+
+
+def latest(run: RecordedRun, most_samples: int) -> RecordedRun:
+    """Return the run's latest steps with at most this many samples, and at least one step."""
+    samples = [sum(len(prompt.lengths) for prompt in step.prompts) for step in run.workload.steps]
+    steps = max(sum(total <= most_samples for total in itertools.accumulate(reversed(samples))), 1)
+    return dataclasses.replace(
+        run,
+        workload=dataclasses.replace(run.workload, steps=run.workload.steps[-steps:]),
+        rates=run.rates[-steps:],
+        stages=run.stages[-steps:],
+        busy=run.busy[-steps:],
+    )
 
 
 def older(features: Features, run: Features) -> bool:
@@ -164,11 +184,12 @@ def right_size(
             for (name, variant), result in zip(named, results, strict=True)
         ]
 
-    sets = feature_sets(run)
+    size = run.cluster.tensor_parallel
+    profile = profiles[size]
+    sets = feature_sets(run, profile)
     found = simulated([(name, Variant(name, run.cluster, features)) for name, features in sets.items()])
     best = max((one for one in found if not one.older), key=lambda one: one.result.samples_per_second)
     names = dict.fromkeys((AS_IT_WAS, best.name))
-    size = run.cluster.tensor_parallel
     others = []
     for engines in sizes(run.cluster.engines):
         if engines * size > MOST_DEVICES:
@@ -182,10 +203,12 @@ def right_size(
                 others.append((name, variant))
     rest = sorted([*found[1:], *simulated(others)], key=lambda one: (one.engines, -one.result.samples_per_second))
     candidates = (found[0], *rest)
-    return RightSize(candidates, chosen(candidates), tuple(_assumed(run, crowds, conditions)))
+    return RightSize(candidates, chosen(candidates), tuple(_assumed(run, profile, crowds, conditions)))
 
 
-def _assumed(run: RecordedRun, crowds: Mapping[int, Profile], conditions: Sequence[Conditions]) -> list[str]:
+def _assumed(
+    run: RecordedRun, profile: Profile, crowds: Mapping[int, Profile], conditions: Sequence[Conditions]
+) -> list[str]:
     """Return what the simulation takes for granted, one sentence each."""
     found = [
         f"the {len(run.workload.steps)} recorded steps return with the same lengths, and the trainer keeps its speed",
@@ -199,6 +222,10 @@ def _assumed(run: RecordedRun, crowds: Mapping[int, Profile], conditions: Sequen
         )
     if crowds:
         found.append(f"engines that share cores were measured with up to {max(crowds)} at work; more count as so many")
+    if not profile.prefills:
+        found.append(
+            "reallocation and outliers are not compared, because the profile has no prefills (`rhyme profile`)"
+        )
     if run.features.speculation == "measured":
         found.append("drafts are accepted as in the run, whatever the batch sizes")
     else:

@@ -17,6 +17,7 @@ from rhyme_openrlhf.simulation.right_size import (
     Candidate,
     chosen,
     feature_sets,
+    latest,
     right_size,
     sizes,
 )
@@ -58,6 +59,13 @@ def test_the_fewest_engines_that_are_fast_enough_are_recommended(found: list[Can
             assert one.result.samples_per_second <= best.result.samples_per_second
 
 
+def test_the_latest_steps_are_kept_whole() -> None:
+    run = recorded("sync")
+    assert latest(run, 10**6) == run
+    assert len(latest(run, 2 * 32 + 1).workload.steps) == 2 == len(latest(run, 64).rates)
+    assert latest(run, 1).workload.steps == run.workload.steps[-1:]
+
+
 def test_sizes_are_around_the_runs_own() -> None:
     assert sizes(96) == [12, 24, 36, 48, 72, 144, 192]
     assert sizes(1) == [2] and sizes(2) == [1, 3, 4]
@@ -75,7 +83,7 @@ def test_a_slow_trainer_needs_few_engines() -> None:
     quick = right_size(recorded("async", tokens_per_second=1e6), PROFILES, {}, [AS_PROFILED] * 4)
     assert slow.best.engines < quick.best.engines
     assert slow.best.per_device > slow.candidates[0].per_device
-    assert f"recommended (simulated): {slow.best.engines} rollout engines" in slow.sentence
+    assert f"recommended (simulated): {slow.best.engines} rollout engine" in slow.sentence
     flags = slow.settings({1: "mine.json"}).flags
     assert flags[:2] == ("--vllm.num_engines", str(slow.best.engines))
 
@@ -90,9 +98,17 @@ def test_the_table_marks_one_row_and_compares_with_the_first() -> None:
 
 def test_only_sets_that_can_run_and_act_are_compared() -> None:
     run = recorded("pipeline", engines=2)
-    assert not any("two-tier" in name for name in feature_sets(run))
+    assert not any("two-tier" in name for name in feature_sets(run, PROFILES[1]))
     more = dataclasses.replace(run, cluster=dataclasses.replace(run.cluster, devices=8))
-    assert any("two-tier" in name for name in feature_sets(more))
+    assert any("two-tier" in name for name in feature_sets(more, PROFILES[1]))
+
+
+def test_a_profile_without_prefills_compares_no_moves() -> None:
+    bare = dataclasses.replace(PROFILES[1], prefills=())
+    sets = feature_sets(recorded("async"), bare)
+    assert "pipeline" in sets and not any(one.reallocation or one.outliers for one in sets.values())
+    found = right_size(recorded("async"), {1: bare}, {}, [AS_PROFILED] * 4)
+    assert any("has no prefills" in one for one in found.assumed)
 
 
 @pytest.mark.parametrize("trainer", ["sync", "async", "pipeline"])

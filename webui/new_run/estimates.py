@@ -12,20 +12,20 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.launch import gain_estimate
 from rhyme_openrlhf.api.launch.gain_estimate import Estimate, Lengths, Rollout
+from rhyme_openrlhf.api.launch.known_profiles import known_profile
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.launch.spec import Arguments, upstream_arguments
-from rhyme_openrlhf.api.launch.spec_paths import PathRefused, profile_file
+from rhyme_openrlhf.api.launch.spec_paths import PathRefused
 from rhyme_openrlhf.api.read.curves import curves
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.drafting_core import CoreMissing
-from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.profile import Profile, ProfileError, folder
+from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import resources
 from rhyme_openrlhf.run.model_shape import ModelShape, read_shape
 from rhyme_openrlhf.run.resources import GpuPlan
-from rhyme_openrlhf.settings.latency import AUTO, NONE
+from rhyme_openrlhf.settings.latency import NONE
 from rhyme_openrlhf.webui.site import text
 
 NO_SHAPE = (
@@ -109,7 +109,8 @@ def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainV
         return GainView(NO_DRAFTS)
     shape, parallel = shape_of(arguments), _value(arguments, "vllm", "tensor_parallel_size")
     try:
-        profile = _profile(arguments, shape, parallel, roots)
+        named = _value(arguments, "emulate", "profile") or _value(arguments, "latency", "profile")
+        profile = known_profile(named, shape, parallel, roots)
         if profile is None:
             return GainView(NO_PROFILE)
         planned = _value(arguments, "latency", "profile") != NONE and not _value(arguments, "run", "reproducible")
@@ -137,24 +138,6 @@ def lengths_for(arguments: Arguments, session: Session, clone_of: Run | None) ->
             of = (sum(medians) / len(medians), sum(p95s) / len(p95s))
             return Lengths(*of, longest, f"from the run {clone_of.name}")
     return gain_estimate.assumed_lengths(longest)
-
-
-def _profile(arguments: Arguments, shape: ModelShape | None, parallel: int, roots: Sequence[Path]) -> Profile | None:
-    """Return the profile that the run names, else the newest one of this model in the profile cache."""
-    named = _value(arguments, "emulate", "profile") or _value(arguments, "latency", "profile")
-    if named not in (AUTO, NONE):
-        return profiles.read(profile_file(named, roots))
-    if shape is None:
-        return None
-    newest: tuple[float, Profile] | None = None
-    for path in folder().glob("*.json"):
-        try:
-            known = profiles.read(path)
-        except ProfileError:
-            continue  # an unfinished or older profile: the run will measure its own
-        if (known.subject.model, known.subject.tensor_parallel_size) == (shape.name, parallel):
-            newest = max(newest or (0.0, known), (path.stat().st_mtime, known), key=lambda one: one[0])
-    return newest[1] if newest else None
 
 
 def _view(found: Estimate, rollout: Rollout, lengths: Lengths, profile: Profile) -> GainView:

@@ -1,11 +1,14 @@
-"""The page `/runs/<uid>/scheduling`: are predicted lengths right, and which samples and layouts were moved?"""
+"""The page `/runs/<uid>/scheduling`: are predicted lengths right, what was moved, and is the run of the right size?"""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.launch.right_size import advise
+from rhyme_openrlhf.api.read.log_files import newest_directory
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
 from rhyme_openrlhf.webui.figures.queries.scheduling import move_kinds
@@ -16,12 +19,15 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/runs/{uid}/scheduling")
-def scheduling_page(uid: RunUid, page: PageDep) -> HTMLResponse:
-    """Render ranks, groups, moves and layout switches."""
+def scheduling_page(uid: RunUid, page: PageDep, launching: LaunchingDep, right_size: bool = False) -> HTMLResponse:
+    """Render ranks, groups, moves and layout switches; `right_size`: also simulate other engines and features."""
+    roots = readable_roots(launching)
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = {**run_context(page, session, run), "kinds": move_kinds(session, run)}
-    return page.render("scheduling.html", uid=uid, cause_words=CAUSE_WORDS, **context)
+        directory, config = newest_directory(session, run, roots) if right_size else None, run.config
+    advice = advise(directory, config, roots) if right_size else None
+    return page.render("scheduling.html", uid=uid, cause_words=CAUSE_WORDS, advice=advice, **context)
 
 
 @router.get("/ui/runs/{uid}/parts/moves")
