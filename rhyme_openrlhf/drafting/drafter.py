@@ -107,15 +107,16 @@ class HistoryDrafter(DraftSource):
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
         """Return the draft tokens to verify in the next decode step, for each request.
 
-        A planner is told `context`, the tokens of all requests, and `most`, the draft tokens that fit into the step.
+        `most`: the draft tokens that fit into the step; a planner is also told `context`, the tokens of all requests.
         Raises KeyError for a request that has not started.
         """
         self.leave_out()
         samples = self._samples_of(requests)
+        drafts = self.propose(samples, whole=self.planner is not None)
+        most = drafts.flat.size if most is None else most
         if self.planner is None:
-            return self.propose(samples, whole=False).tokens()
-        drafts = self.propose(samples, whole=True)
-        cut, self.decision = self.planner.cut(drafts, len(samples), context, drafts.flat.size if most is None else most)
+            return drafts.within(most).tokens()
+        cut, self.decision = self.planner.cut(drafts, len(samples), context, most)
         return cut.tokens()
 
     def propose(self, samples: Int64s, whole: bool) -> Drafts:
