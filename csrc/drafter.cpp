@@ -1,10 +1,9 @@
 // A decode step: new tokens are entered into the tables, then each sample gets a draft.
 //
-// A step is divided into parts, each all samples of some prompts. Prompts share nothing, so drafts do not depend on
-// which thread does a part. A forward pass between two steps empties the caches, so memory takes most of a step:
-// hundreds of samples, each with dozens of places far from each other. Samples are therefore handled in groups and in
-// passes: each pass prefetches for the whole group what the next pass reads. Without prefetching a step takes 1.3 to 2
-// times as long.
+// A forward pass between two steps empties the caches, so memory takes most of a step: hundreds of samples, each with
+// dozens of places far from each other. Samples are therefore handled in parts (all samples of some prompts), groups
+// and passes: each pass prefetches for the whole group what the next pass reads. Without prefetching a step takes 1.3
+// to 2 times as long.
 //
 // Invariants: a pass that prefetches changes nothing; samples of a prompt are handled in the order of the step.
 #include "drafter.h"
@@ -15,8 +14,6 @@
 #include <numeric>
 #include <stdexcept>
 #include <utility>
-
-#include "threads.h"
 
 namespace drafting {
 
@@ -38,6 +35,8 @@ constexpr double NO_HOPE = 0.02;
 // Samples of a group: enough that prefetching takes no longer than working, and few enough that the prefetched lines
 // (about 30 and 20 of 64 bytes for each sample) stay in a core's first cache.
 constexpr std::size_t ENTERED_TOGETHER = 16, DRAFTED_TOGETHER = 32;
+// Samples of a part, at least: the texts that it enters stay in a core's second cache until they are drafted from.
+constexpr std::size_t PART = 32;
 // Drafts that a sample's recent acceptance rate averages over, roughly.
 constexpr std::int32_t RECENT_SHARE = 4;
 
@@ -87,15 +86,12 @@ void FirstTokens::count(Source source, Place matched, bool accepted) {
     count.accepted += accepted ? 1.0 : 0.0;
 }
 
-Drafter::Drafter(const Rules& rules, int helpers) : rules_(rules), texts_(rules.text), shared_(rules.shared_tokens) {
+Drafter::Drafter(const Rules& rules) : rules_(rules), texts_(rules.text), shared_(rules.shared_tokens) {
     require(1 <= rules.text.shortest && rules.text.shortest <= rules.text.longest,
             "need 1 <= shortest <= longest match");
     require(1 <= rules.window_start && rules.window_start <= rules.window_max && rules.window_step >= 0,
             "need 1 <= first window <= largest window");
-    threads_ = std::make_unique<StepThreads>(std::max(helpers, 0), [this](std::size_t part) { do_part(part); });
 }
-
-Drafter::~Drafter() = default;
 
 std::int64_t Drafter::start(const std::string& prompt, std::span<const Token> tokens, Place prompt_tokens,
                             Place most_tokens, Place window) {
@@ -107,7 +103,7 @@ std::int64_t Drafter::start(const std::string& prompt, std::span<const Token> to
 }
 
 Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
-    divide(samples);
+    order(samples);
     const std::size_t count = samples.size();
     const auto most = static_cast<std::size_t>(rules_.window_max);
     whole_ = whole;
@@ -127,7 +123,13 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
         could_gain_ += static_cast<std::int64_t>(batch_.size());
         enter_shared(samples);
     }
-    threads_->run(part_begins_.size() - 1, batch_.size() >= LEAST_HELPED);
+    // Texts that were just entered are still in the caches when their samples draft.
+    for (std::span<const BatchItem> left = batch_; !left.empty();) {
+        const auto part = left.first(part_of(left));
+        in_groups(part, ENTERED_TOGETHER, [this](auto group) { enter(group); });
+        in_groups(part, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
+        left = left.subspan(part.size());
+    }
     texts_.grow_some(samples);
 
     // The drafts without gaps.
@@ -144,8 +146,8 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
     return drafts;
 }
 
-// Order the step's samples by prompt, and divide them into parts of PART samples or more.
-void Drafter::divide(std::span<const std::int64_t> samples) {
+// Order the step's samples by prompt.
+void Drafter::order(std::span<const std::int64_t> samples) {
     for (const std::int64_t sample : samples)
         if (sample != NO_SAMPLE) texts_.running(sample);
     batch_.clear();
@@ -156,19 +158,13 @@ void Drafter::divide(std::span<const std::int64_t> samples) {
     }
     const auto by_prompt = [](const BatchItem& left, const BatchItem& right) { return left.prompt < right.prompt; };
     std::stable_sort(batch_.begin(), batch_.end(), by_prompt);
-    part_begins_.assign(1, 0);
-    for (std::size_t at = 1; at <= batch_.size(); ++at) {
-        const bool last = at == batch_.size();
-        if (last || (batch_[at].prompt != batch_[at - 1].prompt && at - part_begins_.back() >= PART))
-            part_begins_.push_back(at);
-    }
 }
 
-void Drafter::do_part(std::size_t part) {
-    const auto items =
-        std::span<const BatchItem>(batch_).subspan(part_begins_[part], part_begins_[part + 1] - part_begins_[part]);
-    in_groups(items, ENTERED_TOGETHER, [this](auto group) { enter(group); });
-    in_groups(items, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
+// The size of the next part of a step: PART samples or more, all samples of their prompts.
+std::size_t Drafter::part_of(std::span<const BatchItem> left) {
+    std::size_t size = std::min(left.size(), PART);
+    while (size < left.size() && left[size].prompt == left[size - 1].prompt) ++size;
+    return size;
 }
 
 // Enter into the tables what the samples have written since their last drafts.

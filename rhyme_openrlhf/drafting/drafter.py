@@ -21,7 +21,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,12 +54,11 @@ class HistoryDrafter(DraftSource):
         self._samples: dict[str, int] = {}
         # Those of the last step, which the next one mostly asks for again: looking up hundreds takes a twentieth of it.
         self._last: tuple[list[str], Int64s] = [], np.empty(0, np.int64)
-        threads = min(settings.threads, len(os.sched_getaffinity(0)))
         self._core = core.Drafter(
             longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
             own_output=settings.own_output, window_start=settings.window_start, window_step=settings.window_step,
             window_max=settings.window_max, extend_confidence=settings.extend_confidence,
-            stop_confidence=settings.stop_confidence, shared_tokens=settings.shared_tokens, helpers=threads - 1,
+            stop_confidence=settings.stop_confidence, shared_tokens=settings.shared_tokens,
         )  # fmt: skip
 
     def plan_by(self, predictor: Predictor) -> None:
