@@ -1,9 +1,8 @@
 // A decode step: new tokens are entered into the tables, then each sample gets a draft.
 //
 // A forward pass between two steps empties the caches, so memory takes most of a step: hundreds of samples, each with
-// dozens of places far from each other. Samples are therefore handled in parts (all samples of some prompts), groups
-// and passes: each pass prefetches for the whole group what the next pass reads. Without prefetching a step takes 1.3
-// to 2 times as long.
+// dozens of places far from each other. Samples are therefore handled in groups and passes: each pass prefetches for
+// the whole group what the next pass reads. Without prefetching a step takes 1.3 to 2 times as long.
 //
 // Invariants: a pass that prefetches changes nothing; samples of a prompt are handled in the order of the step.
 #include "drafter.h"
@@ -35,8 +34,6 @@ constexpr double NO_HOPE = 0.02;
 // Samples of a group: enough that prefetching takes no longer than working, and few enough that the prefetched lines
 // (about 30 and 20 of 64 bytes for each sample) stay in a core's first cache.
 constexpr std::size_t ENTERED_TOGETHER = 16, DRAFTED_TOGETHER = 32;
-// Samples of a part, at least: the texts that it enters stay in a core's second cache until they are drafted from.
-constexpr std::size_t PART = 32;
 // Drafts that a sample's recent acceptance rate averages over, roughly.
 constexpr std::int32_t RECENT_SHARE = 4;
 
@@ -123,13 +120,9 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
         could_gain_ += static_cast<std::int64_t>(batch_.size());
         enter_shared(samples);
     }
-    // Texts that were just entered are still in the caches when their samples draft.
-    for (std::span<const BatchItem> left = batch_; !left.empty();) {
-        const auto part = left.first(part_of(left));
-        in_groups(part, ENTERED_TOGETHER, [this](auto group) { enter(group); });
-        in_groups(part, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
-        left = left.subspan(part.size());
-    }
+    const std::span<const BatchItem> batch = batch_;
+    in_groups(batch, ENTERED_TOGETHER, [this](auto group) { enter(group); });
+    in_groups(batch, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
     texts_.grow_some(samples);
 
     // The drafts without gaps.
@@ -158,13 +151,6 @@ void Drafter::order(std::span<const std::int64_t> samples) {
     }
     const auto by_prompt = [](const BatchItem& left, const BatchItem& right) { return left.prompt < right.prompt; };
     std::stable_sort(batch_.begin(), batch_.end(), by_prompt);
-}
-
-// The size of the next part of a step: PART samples or more, all samples of their prompts.
-std::size_t Drafter::part_of(std::span<const BatchItem> left) {
-    std::size_t size = std::min(left.size(), PART);
-    while (size < left.size() && left[size].prompt == left[size - 1].prompt) ++size;
-    return size;
 }
 
 // Enter into the tables what the samples have written since their last drafts.
@@ -323,7 +309,8 @@ void Drafter::enter_shared(std::span<const std::int64_t> samples) {
         for (std::size_t at = 0; at < waiting; ++at) shared_.enter(hashes[at], tokens[at]);
         waiting = 0;
     };
-    const std::size_t first = samples.empty() ? 0 : static_cast<std::size_t>(steps_left_) * PART % samples.size();
+    const std::size_t first =
+        samples.empty() ? 0 : static_cast<std::size_t>(steps_left_) * DRAFTED_TOGETHER % samples.size();
     for (std::size_t number = 0; number < samples.size(); ++number) {
         const std::int64_t named = samples[(first + number) % samples.size()];
         if (named == NO_SAMPLE) continue;

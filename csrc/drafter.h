@@ -109,7 +109,6 @@ private:
     };
 
     void order(std::span<const std::int64_t> samples);
-    static std::size_t part_of(std::span<const BatchItem> left);
     void enter(std::span<const BatchItem> group);
     void draft_group(std::span<const BatchItem> group);
     OneDraft draft_one(Sample& sample, Place room, Place window, std::span<Token> out, std::span<float> probabilities);

@@ -9,7 +9,7 @@ from rhyme_openrlhf.drafting.drafter import FROM_HISTORY, FROM_OWN, FROM_SIBLING
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 
-# Several parts of a step (csrc/drafter.cpp).
+# Several groups of a step (csrc/drafter.cpp).
 SAMPLES, PROMPTS, CONTEXT = 256, 24, 4
 RULES = {
     "longest": 16, "shortest": 2, "siblings": True, "own_output": True, "window_start": 2, "window_step": 2,
