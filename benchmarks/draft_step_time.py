@@ -14,6 +14,8 @@ Before each timed step:
 - The new tokens are appended to each sample's list, as vLLM's scheduler does right before drafting.
 - The last step's drafts are freed, as in vLLM.
 
+Once everything is made, Python's garbage collector leaves that out, as in vLLM's engine core.
+
 "each its own index": each prompt has an index of its own in memory, as in a run. "one index": all prompts share one,
 like the one tree of the suffix proposer. "warm": without reading memory in between. "no history": as in a first
 epoch. "nothing shared": without what all prompts share. "compiled" is the call that drafts. Milliseconds: median,
@@ -26,6 +28,7 @@ tokens in every step; with `--other_drafts` they need not. The peers: drafting.p
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -181,6 +184,8 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
             drafters["vllm suffix (arctic)"] = Peer(suffix, names)
     weights = np.ones(FORWARD_BYTES // 8)
     found = {}
+    gc.collect()
+    gc.freeze()
     for name, drafter in drafters.items():
         texts = [text[:FIRST_TOKENS] for text in full]
         taken, inside, digest, drafted = [], [], 0, 0
@@ -208,6 +213,7 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
             found[name]["compiled_ms"] = statistics.median(inside[WARM_UP:])
             found[name]["drafted"] = float(drafted)
             found[name]["digest"] = float(digest)
+    gc.unfreeze()
     return found
 
 

@@ -167,7 +167,6 @@ def random_settings(rng: random.Random) -> HistoSpecSettings:
         stop_confidence=rng.choice([0.0, 0.3, 0.5, 0.5, 1.0]),
         siblings=rng.random() < 0.8,
         own_output=rng.random() < 0.8,
-        threads=rng.choice([1, 2]),
     )
 
 

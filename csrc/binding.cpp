@@ -137,7 +137,6 @@ PYBIND11_MODULE(_drafting, module) {
     using py::arg;
     py::register_exception<BufferError>(module, "BufferError", PyExc_ValueError);
     module.attr("NO_SAMPLE") = NO_SAMPLE;
-    module.attr("LEAST_HELPED") = Drafter::LEAST_HELPED;
     module.attr("SURE_MATCH") = SURE_MATCH;
     module.attr("INSTRUCTION_SET") = RHYME_INSTRUCTION_SET;
     module.def("build", &build, py::call_guard<py::gil_scoped_release>());
@@ -197,15 +196,15 @@ PYBIND11_MODULE(_drafting, module) {
     py::class_<Drafter>(module, "Drafter")
         .def(py::init([](Place longest, Place shortest, bool siblings, bool own_output, Place window_start,
                          Place window_step, Place window_max, double extend_confidence, double stop_confidence,
-                         Place shared_tokens, int helpers) {
+                         Place shared_tokens) {
                  const TextRules text{longest, shortest, siblings, own_output};
                  const Rules rules{
                      text, window_start, window_step, window_max, extend_confidence, stop_confidence, shared_tokens};
-                 return std::make_unique<Drafter>(rules, helpers);
+                 return std::make_unique<Drafter>(rules);
              }),
              py::kw_only(), arg("longest"), arg("shortest"), arg("siblings"), arg("own_output"), arg("window_start"),
              arg("window_step"), arg("window_max"), arg("extend_confidence"), arg("stop_confidence"),
-             arg("shared_tokens"), arg("helpers"))
+             arg("shared_tokens"))
         .def("install", &Drafter::install)
         .def("forget", &Drafter::forget)
         .def("start", &Drafter::start)

@@ -1,10 +1,8 @@
 // A decode step: new tokens are entered into the tables, then each sample gets a draft.
 //
-// A step is divided into parts, each all samples of some prompts. Prompts share nothing, so drafts do not depend on
-// which thread does a part. A forward pass between two steps empties the caches, so memory takes most of a step:
-// hundreds of samples, each with dozens of places far from each other. Samples are therefore handled in groups and in
-// passes: each pass prefetches for the whole group what the next pass reads. Without prefetching a step takes 1.3 to 2
-// times as long.
+// A forward pass between two steps empties the caches, so memory takes most of a step: hundreds of samples, each with
+// dozens of places far from each other. Samples are therefore handled in groups and passes: each pass prefetches for
+// the whole group what the next pass reads. Without prefetching a step takes 1.3 to 2 times as long.
 //
 // Invariants: a pass that prefetches changes nothing; samples of a prompt are handled in the order of the step.
 #include "drafter.h"
@@ -15,8 +13,6 @@
 #include <numeric>
 #include <stdexcept>
 #include <utility>
-
-#include "threads.h"
 
 namespace drafting {
 
@@ -87,15 +83,12 @@ void FirstTokens::count(Source source, Place matched, bool accepted) {
     count.accepted += accepted ? 1.0 : 0.0;
 }
 
-Drafter::Drafter(const Rules& rules, int helpers) : rules_(rules), texts_(rules.text), shared_(rules.shared_tokens) {
+Drafter::Drafter(const Rules& rules) : rules_(rules), texts_(rules.text), shared_(rules.shared_tokens) {
     require(1 <= rules.text.shortest && rules.text.shortest <= rules.text.longest,
             "need 1 <= shortest <= longest match");
     require(1 <= rules.window_start && rules.window_start <= rules.window_max && rules.window_step >= 0,
             "need 1 <= first window <= largest window");
-    threads_ = std::make_unique<StepThreads>(std::max(helpers, 0), [this](std::size_t part) { do_part(part); });
 }
-
-Drafter::~Drafter() = default;
 
 std::int64_t Drafter::start(const std::string& prompt, std::span<const Token> tokens, Place prompt_tokens,
                             Place most_tokens, Place window) {
@@ -107,7 +100,7 @@ std::int64_t Drafter::start(const std::string& prompt, std::span<const Token> to
 }
 
 Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
-    divide(samples);
+    order(samples);
     const std::size_t count = samples.size();
     const auto most = static_cast<std::size_t>(rules_.window_max);
     whole_ = whole;
@@ -127,7 +120,9 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
         could_gain_ += static_cast<std::int64_t>(batch_.size());
         enter_shared(samples);
     }
-    threads_->run(part_begins_.size() - 1, batch_.size() >= LEAST_HELPED);
+    const std::span<const BatchItem> batch = batch_;
+    in_groups(batch, ENTERED_TOGETHER, [this](auto group) { enter(group); });
+    in_groups(batch, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
     texts_.grow_some(samples);
 
     // The drafts without gaps.
@@ -144,8 +139,8 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
     return drafts;
 }
 
-// Order the step's samples by prompt, and divide them into parts of PART samples or more.
-void Drafter::divide(std::span<const std::int64_t> samples) {
+// Order the step's samples by prompt.
+void Drafter::order(std::span<const std::int64_t> samples) {
     for (const std::int64_t sample : samples)
         if (sample != NO_SAMPLE) texts_.running(sample);
     batch_.clear();
@@ -156,19 +151,6 @@ void Drafter::divide(std::span<const std::int64_t> samples) {
     }
     const auto by_prompt = [](const BatchItem& left, const BatchItem& right) { return left.prompt < right.prompt; };
     std::stable_sort(batch_.begin(), batch_.end(), by_prompt);
-    part_begins_.assign(1, 0);
-    for (std::size_t at = 1; at <= batch_.size(); ++at) {
-        const bool last = at == batch_.size();
-        if (last || (batch_[at].prompt != batch_[at - 1].prompt && at - part_begins_.back() >= PART))
-            part_begins_.push_back(at);
-    }
-}
-
-void Drafter::do_part(std::size_t part) {
-    const auto items =
-        std::span<const BatchItem>(batch_).subspan(part_begins_[part], part_begins_[part + 1] - part_begins_[part]);
-    in_groups(items, ENTERED_TOGETHER, [this](auto group) { enter(group); });
-    in_groups(items, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
 }
 
 // Enter into the tables what the samples have written since their last drafts.
@@ -327,7 +309,8 @@ void Drafter::enter_shared(std::span<const std::int64_t> samples) {
         for (std::size_t at = 0; at < waiting; ++at) shared_.enter(hashes[at], tokens[at]);
         waiting = 0;
     };
-    const std::size_t first = samples.empty() ? 0 : static_cast<std::size_t>(steps_left_) * PART % samples.size();
+    const std::size_t first =
+        samples.empty() ? 0 : static_cast<std::size_t>(steps_left_) * DRAFTED_TOGETHER % samples.size();
     for (std::size_t number = 0; number < samples.size(); ++number) {
         const std::int64_t named = samples[(first + number) % samples.size()];
         if (named == NO_SAMPLE) continue;

@@ -5,7 +5,7 @@
 // finished; and the sample's own text. Where nothing matches, the siblings' votes give a draft of a token or two. A
 // fourth source is what all prompts share: it drafts where its first token is more likely accepted than theirs.
 //
-// Invariants: one caller at a time. Drafts do not depend on the number of threads. Numbers of samples that do not run
+// Invariants: one caller at a time. Numbers of samples that do not run
 // throw std::out_of_range, arrays that do not fit each other throw std::invalid_argument.
 #pragma once
 
@@ -63,16 +63,9 @@ private:
     std::array<std::array<Count, EDGES.size() + 1>, SOURCES> counts_{};
 };
 
-class StepThreads;
-
 class Drafter {
 public:
-    // Steps of at least this many samples wake helpers, and each part of a step has at least PART samples.
-    static constexpr std::size_t LEAST_HELPED = 128, PART = 32;
-
-    // `helpers`: the number of threads that help with large steps.
-    Drafter(const Rules& rules, int helpers);
-    ~Drafter();
+    explicit Drafter(const Rules& rules);
 
     // Draft for the prompt's samples from `index` too, in place of an earlier one; or no longer from any.
     void install(const std::string& prompt, Index index) { texts_.install(prompt, std::move(index)); }
@@ -115,8 +108,7 @@ private:
         Place matched = 0;
     };
 
-    void divide(std::span<const std::int64_t> samples);
-    void do_part(std::size_t part);
+    void order(std::span<const std::int64_t> samples);
     void enter(std::span<const BatchItem> group);
     void draft_group(std::span<const BatchItem> group);
     OneDraft draft_one(Sample& sample, Place room, Place window, std::span<Token> out, std::span<float> probabilities);
@@ -135,18 +127,15 @@ private:
     bool sharing_ = false;
     std::int64_t steps_left_ = 0, could_gain_ = 0, gained_ = 0;
 
-    // The step under way: its rules, its samples ordered by prompt, where each part begins, and the drafts with gaps.
+    // The step under way: its rules, its samples ordered by prompt, and the drafts with gaps.
     bool whole_ = false;
     double extend_confidence_ = 1.0, stop_confidence_ = 0.0;
     std::vector<BatchItem> batch_;
-    std::vector<std::size_t> part_begins_;
     std::vector<Token> tokens_;
     std::vector<float> probabilities_;
     Drafts drafts_;
     // The samples of the last step, by their numbers in it.
     std::vector<std::int64_t> last_;
-
-    std::unique_ptr<StepThreads> threads_;
 };
 
 }  // namespace drafting

@@ -6,7 +6,7 @@
 //
 // Invariants: a new token costs the same however many tokens there are. A slot that other tokens took over loses a
 // match and never gives a wrong one, because every match is compared with the texts. A draft from a sibling ends where
-// the sibling's text ends. Prompts share nothing, so two threads may work on samples of two prompts at once.
+// the sibling's text ends.
 #pragma once
 
 #include <array>

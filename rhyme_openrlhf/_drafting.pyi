@@ -11,7 +11,6 @@ _Int64s = NDArray[np.int64]
 _Floats = NDArray[np.float32]
 
 NO_SAMPLE: int
-LEAST_HELPED: int
 SURE_MATCH: int
 INSTRUCTION_SET: str
 
@@ -115,7 +114,6 @@ class Drafter:
         extend_confidence: float,
         stop_confidence: float,
         shared_tokens: int,
-        helpers: int,
     ) -> None: ...
     def install(self, prompt: str, index: Index) -> None: ...
     def forget(self, prompt: str) -> None: ...

@@ -26,7 +26,7 @@ from tests.examples import examples
 
 RULES = {
     "longest": 16, "shortest": 2, "siblings": True, "own_output": True, "window_start": 2, "window_step": 2,
-    "window_max": 32, "extend_confidence": 0.7, "stop_confidence": 0.5, "shared_tokens": 0, "helpers": 0,
+    "window_max": 32, "extend_confidence": 0.7, "stop_confidence": 0.5, "shared_tokens": 0,
 }  # fmt: skip
 
 

@@ -78,17 +78,23 @@ def choose(
     return Budget(*core.choose(acceptance, lengths, seconds, running, tried))
 
 
-def share(lengths: Sequence[int], most: int) -> list[int]:
+def share(lengths: Sequence[int] | NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return draft lengths whose sum is at most `most`: the longest drafts are cut, all to the same length.
 
     What does not divide evenly goes to the longest of them, a token each.
     """
-    left, kept = max(most, 0), list(lengths)
+    kept, most = np.array(lengths, np.int64), max(most, 0)
+    if kept.sum() <= most:
+        return kept
     # Shortest first: what a short draft leaves of its share goes to the longer ones.
-    order = sorted(range(len(kept)), key=lambda number: (kept[number], -number))
-    for position, number in enumerate(order):
-        kept[number] = min(kept[number], left // (len(order) - position))
-        left -= kept[number]
+    order = np.argsort(kept[::-1], kind="stable")
+    ascending = kept[::-1][order]
+    left = most - (np.cumsum(ascending) - ascending)
+    first = int(np.argmax(ascending > left // np.arange(kept.size, 0, -1)))
+    each, over = divmod(int(left[first]), kept.size - first)
+    ascending[first:] = each
+    ascending[kept.size - over :] += 1
+    kept[kept.size - 1 - order] = ascending
     return kept
 
 

@@ -208,7 +208,7 @@ class HistoryAndModel(DraftSource):
         likely[there] = hoped[there[:, : self._tokens]]
         lengths = np.where(taken, proposed, lengths)
         if self.planner is None:
-            kept = np.array(share(lengths.tolist(), room), np.int64)
+            kept = share(lengths, room)
         else:
             flat = likely[places < lengths[:, None]]
             kept, self.decision = self.planner.cut(flat, lengths, seconds, running, context)

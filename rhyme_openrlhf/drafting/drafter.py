@@ -21,7 +21,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,12 +54,11 @@ class HistoryDrafter(DraftSource):
         self._samples: dict[str, int] = {}
         # Those of the last step, which the next one mostly asks for again: looking up hundreds takes a twentieth of it.
         self._last: tuple[list[str], Int64s] = [], np.empty(0, np.int64)
-        threads = min(settings.threads, len(os.sched_getaffinity(0)))
         self._core = core.Drafter(
             longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
             own_output=settings.own_output, window_start=settings.window_start, window_step=settings.window_step,
             window_max=settings.window_max, extend_confidence=settings.extend_confidence,
-            stop_confidence=settings.stop_confidence, shared_tokens=settings.shared_tokens, helpers=threads - 1,
+            stop_confidence=settings.stop_confidence, shared_tokens=settings.shared_tokens,
         )  # fmt: skip
 
     def plan_by(self, predictor: Predictor) -> None:
@@ -107,15 +105,16 @@ class HistoryDrafter(DraftSource):
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
         """Return the draft tokens to verify in the next decode step, for each request.
 
-        A planner is told `context`, the tokens of all requests, and `most`, the draft tokens that fit into the step.
+        `most`: the draft tokens that fit into the step; a planner is also told `context`, the tokens of all requests.
         Raises KeyError for a request that has not started.
         """
         self.leave_out()
         samples = self._samples_of(requests)
+        drafts = self.propose(samples, whole=self.planner is not None)
+        most = drafts.flat.size if most is None else most
         if self.planner is None:
-            return self.propose(samples, whole=False).tokens()
-        drafts = self.propose(samples, whole=True)
-        cut, self.decision = self.planner.cut(drafts, len(samples), context, drafts.flat.size if most is None else most)
+            return drafts.within(most).tokens()
+        cut, self.decision = self.planner.cut(drafts, len(samples), context, most)
         return cut.tokens()
 
     def propose(self, samples: Int64s, whole: bool) -> Drafts:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.drafting.acceptance import AcceptanceModel
-from rhyme_openrlhf.drafting.budget import Tries, choose
+from rhyme_openrlhf.drafting.budget import Tries, choose, share
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.latency.predictor import Predictor
 
@@ -41,6 +41,13 @@ class Cut:
         """Return the tokens of each draft."""
         found: list[list[int]] = core.split(self.flat, self.lengths)
         return found
+
+    def within(self, most: int) -> Cut:
+        """Return these drafts with at most `most` tokens in all, as `share` cuts them."""
+        if self.flat.size <= most:
+            return self
+        lengths = share(self.lengths, most)
+        return Cut(lengths, core.cut(self.flat, self.lengths, lengths))
 
 
 @dataclass(frozen=True)

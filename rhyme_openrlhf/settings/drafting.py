@@ -54,13 +54,6 @@ class HistoSpecSettings(Settings):
         low=0,
         high=1,
     )
-    threads: int = option(
-        2,
-        "Threads that draft for the samples of one engine between two steps. At most as many as there are cores that "
-        "its process may use.",
-        low=1,
-        high=64,
-    )
     # RhymeRL looks up 7 down to 3. In replays of recorded runs of the embedded task, 16 give 5 to 7 % more tokens a
     # step than 7. With 2 instead of 3, a tenth of the decode steps fall away. A match too short to mean much costs
     # little, because its draft is short (stop_confidence).

@@ -28,7 +28,7 @@ ASK_AGAIN = 1 / 8
 
 
 class LayoutChanges:
-    """Those of one run."""
+    """The layout changes of one run."""
 
     def __init__(self, run: SimulatedRun) -> None:
         self._run = run
@@ -48,11 +48,11 @@ class LayoutChanges:
             self._nodes[slot.node].append(slot)
 
     def aligned(self, node: int) -> bool:
-        """Whether the node's devices belong to the engines that steps begin on."""
+        """Return whether the node's devices belong to the engines that steps begin on."""
         return node not in self._layout
 
     def tail_slots(self) -> list[Slot]:
-        """The engines of layouts that were switched to."""
+        """Return the engines of layouts that were switched to."""
         return [slot for layouts in self._tails.values() for slots in layouts.values() for slot in slots]
 
     def after_ends(self, slot: Slot, now: float) -> None:
@@ -105,7 +105,7 @@ class LayoutChanges:
             self._switch(slot.node, slots, sizes[order.target])
 
     def _unfinished(self, samples: Sequence[tuple[int, int, float]]) -> UnfinishedSamples:
-        """In the policy's words, with whole tokens; `samples`: as `Engine.prompts_at_work`."""
+        """Return these samples as the policy takes them, in whole tokens; `samples`: as `Engine.prompts_at_work`."""
         prompts, prompt_tokens, generated = zip(*samples, strict=True)
         rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
         tokens = np.array(generated, dtype=np.float64)
@@ -175,7 +175,7 @@ class LayoutChanges:
                 run.give(tail, own, ready)
 
     def drained(self, tail: Slot, now: float) -> None:
-        """An engine of another layout has nothing left: if none of the node's has, its devices go back, at no cost."""
+        """Give the node's devices back, at no cost, once no engine of its other layout has anything left."""
         layout = self._layout.get(tail.node)
         if layout is None or not all(slot.engine.idle for slot in self._tails[tail.node][layout]):
             return

@@ -14,7 +14,7 @@ from rhyme_openrlhf.telemetry.figure_page import page
 
 
 def draw(heading: str, notes: Sequence[str], variants: Sequence[Variant], results: Sequence[Result]) -> str:
-    """The page: the table, throughput, where the devices' time goes, and the time of each step."""
+    """Return the page: the table, throughput, where the devices' time goes, and the time of each step."""
     figures = [_throughput(variants, results), _states(variants, results), _steps(variants, results)]
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
     body = "".join(

@@ -59,18 +59,18 @@ class History:
         self.growth = outliers.Growth()
 
     def lengths(self, prompt: int) -> tuple[int, ...]:
-        """Of the prompt's last responses; empty if never seen."""
+        """Return the lengths of the prompt's last responses; none if it was never seen."""
         return self._lengths.get(prompt, ())
 
     def column(self, prompt: int) -> NDArray[np.int64]:
-        """The same as an array, made once: hundreds of decisions of a step ask for it."""
+        """Return `lengths` as an array, made once, because hundreds of decisions of a step ask for it."""
         known = self._columns.get(prompt)
         if known is None:
             known = self._columns[prompt] = np.array(self.lengths(prompt), dtype=np.int64)
         return known
 
     def note(self, epoch: int, load: PromptLoad) -> None:
-        """All of the prompt's responses are done."""
+        """Note that all of the prompt's responses are done."""
         before = historical_length(self.lengths(load.prompt))
         self.growth.note(epoch, load.prompt, before, statistics.median(load.lengths))
         self._lengths[load.prompt] = load.lengths
@@ -89,9 +89,9 @@ def plan(
     most_running: int,
     training_seconds: float,
 ) -> StepPlan:
-    """The jobs of step `number` (from 1) for each of `engines` engines.
+    """Return the jobs of step `number` (from 1) for each of `engines` engines.
 
-    `rates`: of whole drafts; `verified`: what of them is expected to be verified, and what it gives.
+    `rates`: of whole drafts; `verified`: the part of them that is expected to be verified, and its gain.
     """
 
     def shares_of(groups: Sequence[RankGroup]) -> Sequence[int] | None:

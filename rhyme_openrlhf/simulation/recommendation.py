@@ -1,7 +1,9 @@
 """The settings to use, as options of `rhyme train`: the quickest of the simulated runs that can be run today.
 
-Invariants: only options that `rhyme train` takes; a combination that it refuses is not recommended (a test holds both
-against its own parser and checks); what a simulated run has and no option gives is said beside it.
+Invariants (a test holds the first two against the parser and checks of `rhyme train`):
+- Only options that `rhyme train` takes are named.
+- A combination that it refuses is not recommended.
+- A property of a simulated run that no option gives is named beside the options.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ class Recommendation:
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """In words, for a terminal or a page."""
+        """Return the recommendation in words, for a terminal or a page."""
         if not self.flags:
             return list(self.notes)
         return [f"settings to use (simulated, {self.name}): rhyme train ... {' '.join(self.flags)}", *self.notes]
 
 
 def recommend(variants: Sequence[Variant], results: Sequence[Result], files: Mapping[int, str]) -> Recommendation:
-    """The quickest variant that can be run; `files`: the profile of each tensor-parallel size."""
+    """Return the quickest variant that can be run; `files`: the profile of each tensor-parallel size."""
     order = sorted(range(len(results)), key=lambda place: -results[place].samples_per_second)
     notes = []
     for place in order:
@@ -55,7 +57,7 @@ def recommend(variants: Sequence[Variant], results: Sequence[Result], files: Map
 
 
 def refused(features: Features) -> str:
-    """What of these features `rhyme train` does not run together; "" if it does."""
+    """Return the features among these that `rhyme train` does not run together; "" if it runs them all."""
     if features.trainer == "pipeline" and features.reallocation:
         return "--histopipe.enable with --reallocation.enable"
     if features.trainer == "async" and features.switching != "off":
@@ -64,7 +66,7 @@ def refused(features: Features) -> str:
 
 
 def unsettable(features: Features) -> list[str]:
-    """What was simulated and is fixed in a run."""
+    """Return a sentence for each simulated setting that a run has fixed otherwise."""
     found = []
     if features.outliers and (features.alpha, features.beta_floor) != (ALPHA, BETA_FLOOR):
         found.append(f"a run has alpha {ALPHA:g} and beta {BETA_FLOOR:g} at least: they are no options")
@@ -78,7 +80,7 @@ def unsettable(features: Features) -> list[str]:
 
 
 def needs_profile(features: Features) -> bool:
-    """Whether a run has to know step times: for the number of samples from which they move, or layouts switch."""
+    """Return whether a run has to know step times, to decide when samples move or layouts switch."""
     return features.switching != "off" or (features.reallocation and not features.threshold)
 
 
@@ -124,5 +126,5 @@ def _pipeline(cluster: Cluster, features: Features) -> list[str]:
 
 
 def _switch(flag: str, on: bool) -> str:
-    """A flag that has a `--no-` form."""
+    """Return the flag, or its `--no-` form."""
     return flag if on else f"--no-{flag.removeprefix('--')}"

@@ -1,19 +1,22 @@
-"""A real run as something to simulate: its lengths, engines, trainer's speed, drafts, and how slow its engines were.
+"""A real run to simulate: its lengths, its engines and their slowness, its trainer's speed, its drafts.
 
-Read from the run directory (telemetry/run_directory.py). What a run did is beside what the simulator makes of it, so
-that the two can be compared step by step. A profile is of an engine that does nothing else, on the machine as it was
-then; in a run engines answer their owner, others use the same cores, and the machine may be slower for a while. The
-record says how long engines were busy in each step; the run simulated by the profile alone says how long they should
-have been.
+Read from the run directory (telemetry/run_directory.py). The run's record stands beside its simulation, so that the two
+can be compared step by step. A profile is measured of an engine that does nothing else. In a run, engines also answer
+their owner, others use the same cores, and the machine may be slower for a while. The record has the seconds that
+engines were busy in each step; the simulation by the profile alone has those that the profile predicts.
 
-So `replay` simulates the run three times: by the profile alone, which says how far a profile carries; as a forecast, by
-what was known before each step began; and with each step's own speed, which says how well everything but step times is
-simulated, and is what other features are compared with.
+So `replay` simulates the run three times:
+- by the profile alone, which shows how far a profile carries;
+- as a forecast, by what was known before each step began;
+- with each step's own speed, which shows the error of everything except step times. Other features are compared with
+  this one.
 
-Invariants: steps are those whose rollout stage is recorded whole, numbered anew from 1; of the run's own rollout times,
-with which the simulated ones are compared, only what looking drafts up took in a decode step is taken, how long engines
-were busy, and what surrounds that in a stage; a forecast of a step looks at no later one and not at itself; without
-anything known steps take what the profile says.
+Invariants:
+- Steps are those whose rollout stage is recorded whole, numbered anew from 1.
+- Simulated rollout times are compared with the run's own. Of these, the simulation takes only the seconds of drafting
+  in a decode step, the seconds that engines were busy, and the seconds around that in a stage.
+- A forecast of a step looks neither at a later step nor at the step itself.
+- Without anything known, steps take as long as the profile says.
 """
 
 from __future__ import annotations
@@ -47,21 +50,21 @@ from rhyme_openrlhf.telemetry.events import (
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, bubble_fraction
 from rhyme_openrlhf.telemetry.run_directory import EVENTS_FILE, LENGTHS_FILE
 
-# A step's slowness weighs so much against all before it: the machine's speed lasts for a step or two, and a single step
+# The weight of a step's slowness against all before it. The machine's speed lasts for a step or two, and a single step
 # is off by as much as the speed changes.
 NEW_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
 class Busy:
-    """Of one step of a run: seconds that all its engines were busy, and of the stage beside the busiest engine's."""
+    """Seconds of one step: those that engines were busy, and those of the stage beside the busiest engine's."""
 
     seconds: float
     around: float
 
 
 def conditions_of(busy: Sequence[Busy], simulated: Sequence[float]) -> tuple[Conditions, ...]:
-    """What each step was like; `simulated`: busy seconds by the profile alone."""
+    """Return the conditions of each step; `simulated`: busy seconds by the profile alone."""
     return tuple(
         Conditions(one.seconds / by_profile if by_profile and one.seconds else 1.0, one.around)
         for one, by_profile in zip(busy, simulated, strict=True)
@@ -69,10 +72,10 @@ def conditions_of(busy: Sequence[Busy], simulated: Sequence[float]) -> tuple[Con
 
 
 def known_before(steps: Sequence[Conditions]) -> tuple[Conditions, ...]:
-    """What was known of each step when it began; `steps`: what they then were like.
+    """Return the conditions that were known of each step when it began; `steps`: the steps' real conditions.
 
-    Around its first stage there can be what a run starts once (in older recordings a garbage collection in each
-    engine's actor, a second of it): that says nothing of the next.
+    The seconds around the first stage say nothing of the next. They can have work that a run does once: in older
+    recordings a garbage collection in each engine's actor, which takes a second.
     """
     slowness = itertools.accumulate(
         (one.slowness for one in steps), lambda known, new: known + NEW_WEIGHT * (new - known)
@@ -102,7 +105,7 @@ class RealStage:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What to simulate, and what really happened; `rates`, `stages` and `busy` have an entry for each step of the
+    """A run to simulate, and the record of it; `rates`, `stages` and `busy` have an entry for each step of the
     workload."""
 
     workload: Workload
@@ -114,7 +117,7 @@ class RecordedRun:
 
 
 def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedRun:
-    """The run of a run directory; of `cluster` and `features` what the run does not say. Raises WorkloadError."""
+    """Read the run of a run directory; `cluster` and `features` give what it does not record. Raises WorkloadError."""
     path = directory / LENGTHS_FILE
     if not path.exists():
         raise WorkloadError(f"{directory} has no {LENGTHS_FILE}: it is no run directory, or of an older version")
@@ -169,7 +172,7 @@ def _with_drafts(
     rates: Mapping[int, Rates],
     kept: Mapping[tuple[int, str], list[dict[str, Any]]],
 ) -> Workload:
-    """Every sample drafts as it did, as far as that was kept; `numbers`: of the run's steps in the workload."""
+    """Return the workload with each sample's recorded drafting; `numbers`: of the run's steps in the workload."""
     found = []
     for step, number in numbers.items():
         load = workload.steps[number - 1]
@@ -180,7 +183,7 @@ def _with_drafts(
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's lengths. Raises WorkloadError, for one that a killed run has not written whole, too."""
+    """Read the lines of a run's lengths. Raises WorkloadError, also for a line that a killed run left torn."""
     found = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
@@ -212,7 +215,7 @@ def _stages(events: Iterable[Recorded]) -> dict[int, RealStage]:
 
 
 def _rates(events: Iterable[Recorded]) -> dict[int, Rates]:
-    """What drafts gave in each step, over all engines."""
+    """Return the gain of drafts in each step, over all engines."""
     counters: dict[int, EngineCounters] = defaultdict(EngineCounters)
     for one in events:
         if isinstance(one.event, EngineStep):
@@ -226,7 +229,7 @@ def _rates(events: Iterable[Recorded]) -> dict[int, Rates]:
 
 
 def _busy(events: Iterable[Recorded], stages: Sequence[RealStage], pipeline: bool) -> tuple[Busy, ...]:
-    """In the pipeline engines have no stage together, so nothing of it is around them."""
+    """Return each step's busy seconds and, except in the pipeline, where engines share no stage, those around them."""
     of_step: dict[int, list[float]] = defaultdict(list)
     for one in events:
         if isinstance(one.event, EngineStep):
@@ -239,7 +242,7 @@ def _busy(events: Iterable[Recorded], stages: Sequence[RealStage], pipeline: boo
 
 
 def _lookup_seconds(events: Iterable[Recorded]) -> float:
-    """Of looking drafts up in a decode step; the median of engines and steps, because the first one compiles."""
+    """Return the seconds of drafting in a decode step: the median of engines and steps."""
     counters = [one.event.counters for one in events if isinstance(one.event, EngineStep)]
     found = [one.draft_seconds / one.decode_steps for one in counters if one.decode_steps]
     return statistics.median(found) if found else 0.0
@@ -263,7 +266,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the simulated seconds, as a share of the real ones."""
+        """Return the error of the simulated seconds, as a share of the real ones."""
         return self.simulated / self.real - 1
 
 
@@ -276,7 +279,7 @@ def compare(run: RecordedRun, result: Result) -> list[Comparison]:
 
 
 def summary(compared: Sequence[Comparison], result: Result) -> str:
-    """How well the simulator does on the run as it was, in a sentence."""
+    """Return a sentence on the simulator's error for the run as it was."""
     right = sum(abs(one.error) <= TOLERANCE for one in compared)
     ratio = statistics.median(one.simulated / one.real for one in compared)
     seconds = result.accounts.seconds
@@ -302,7 +305,7 @@ class Replay:
     compared: Mapping[Way, Sequence[Comparison]]
 
     def lines(self) -> list[str]:
-        """A table of the stages, and a sentence for each way."""
+        """Return a table of the stages, and a sentence for each way."""
         head = f"{'step':>4}  {'rollout s, real':>15}  {'slowness':>8}"
         lines = [head + "".join(f"  {way:>14}  {'error':>7}" for way in WAYS)]
         for place, condition in enumerate(self.conditions):
@@ -313,7 +316,7 @@ class Replay:
 
 
 def replay(run: RecordedRun, profiles: Mapping[int, Profile], crowds: Mapping[int, Profile]) -> Replay:
-    """The run of a run directory, again."""
+    """Simulate the run of a run directory again."""
 
     def simulated(conditions: Sequence[Conditions] = ()) -> Result:
         return Run(run.workload, run.cluster, run.features, profiles, run.rates, crowds, conditions).go()

@@ -19,7 +19,7 @@ HEADINGS = (
 
 
 def title(workload: Workload, profiles: Mapping[int, Profile], size: int) -> str:
-    """What was simulated."""
+    """Return a sentence that names the simulated workload and profile."""
     subject = profiles[size].subject
     return (
         f"simulated: {workload.name} ({workload.source}); {len(workload.steps)} steps; step times of {subject.model} "
@@ -28,7 +28,7 @@ def title(workload: Workload, profiles: Mapping[int, Profile], size: int) -> str
 
 
 def rows(variants: Sequence[Variant], results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """A row for each, under HEADINGS; `x`: throughput by the first's. `tokens/step`: of one sample, in the mean."""
+    """Return a row for each, under HEADINGS; `x`: throughput by the first's; `tokens/step`: mean of a sample."""
     first = results[0].samples_per_second
     found = []
     for variant, result in zip(variants, results, strict=True):
@@ -58,7 +58,7 @@ def as_json(
     results: Sequence[Result],
     advice: Recommendation,
 ) -> dict[str, Any]:
-    """Everything, for programs. Fractions are of all device time; times in seconds."""
+    """Return all results, for programs. Fractions are of all device time; times are in seconds."""
     return {
         "kind": "simulated",
         "title": heading,

@@ -1,4 +1,4 @@
-"""What a simulation found: the steps' times, counts, and where the devices' time went.
+"""Result of a simulation: the steps' times, counts, and the states in which devices spent their time.
 
 Every device is in exactly one state at any moment: `rollout` (something to run), and the bubbles of
 docs/architecture.md: `tail` (others still run), `weights` (the pipeline waits for a version), `sync` (loading it),
@@ -31,7 +31,7 @@ class Accounts:
         self.seconds[state] += devices * max(end - begin, 0.0)
 
     def bubble_fraction(self, state: State | None = None) -> float:
-        """The part of all device time that is `state`, or all bubbles together."""
+        """Return the part of all device time that is `state`, or all bubbles together."""
         whole = sum(self.seconds.values())
         bubbles = whole - self.seconds["rollout"] if state is None else self.seconds[state]
         return bubbles / whole if whole else 0.0
@@ -57,8 +57,8 @@ class StepTimesOf:
 
 @dataclass
 class Result:
-    """Of one simulated run. `moves` by cause; `decode_steps` of all engines, `sample_steps` of
-    all their samples, `drafts`: draft tokens verified."""
+    """Results of one simulated run. `moves` by cause; `decode_steps` of all engines, `sample_steps` of all
+    their samples, `drafts`: draft tokens verified."""
 
     steps: list[StepTimesOf]
     accounts: Accounts = field(default_factory=Accounts)
@@ -71,7 +71,7 @@ class Result:
     sample_steps: float = 0.0
 
     def count_moves(self, cause: str, samples: int) -> None:
-        """So many samples were moved, for this cause."""
+        """Count moved samples, for this cause."""
         if samples:
             self.moves[cause] = self.moves.get(cause, 0) + samples
 
@@ -82,7 +82,7 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        """From the first prompt to the end of the last training step."""
+        """Return the seconds from the first prompt to the end of the last training step."""
         return self.steps[-1].trained
 
     @property

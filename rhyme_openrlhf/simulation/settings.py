@@ -1,4 +1,4 @@
-"""What is simulated: the cluster, the features in use, how drafts are accepted, how slow the engines of a step are.
+"""Settings of a simulation: the cluster, the features in use, the acceptance of drafts, the slowness of engines.
 
 Invariant: settings are checked when made; the message names the option and what is allowed.
 """
@@ -82,8 +82,8 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Of one step. `slowness`: seconds of engine steps by those of the profile; `around`: seconds of a stage in which
-    an engine waits for its first requests or its last answers are handed over."""
+    """Conditions of one step. `slowness`: seconds of engine steps by those of the profile; `around`: seconds of a
+    stage in which an engine waits for its first requests or its last answers are handed over."""
 
     slowness: float = 1.0
     around: float = 0.0
@@ -94,7 +94,7 @@ AS_PROFILED = Conditions()
 
 @dataclass(frozen=True)
 class Features:
-    """What is in use.
+    """The features in use.
 
     `trainer`: OpenRLHF's synchronous or asynchronous one, or the streaming pipeline (HistoPipe's tier 1). `two_tier`:
     shares of engines by figure 12. `outliers`: moved within the step, with `defer` to the next one too. `dispatch`:
@@ -124,7 +124,7 @@ class Features:
     interval: float = 5.0
 
     def acceptance(self, epoch: int) -> Acceptance:
-        """Of drafts in an epoch from the second on: it grows to the last one in even steps."""
+        """Return the acceptance of drafts in an epoch from the second on: it grows to the last one in even steps."""
         first, last = self.first_acceptance, self.last_acceptance
         way = min((epoch - 2) / max(self.acceptance_epochs - 1, 1), 1.0)
         return Acceptance(

@@ -1,9 +1,8 @@
 """An engine's place in a run, samples on their way from one place to another, and what the parts of a run see of it.
 
-Carriers are those that `scheduling/move_costs.py` chooses. A sample that is sent is on its way as long as its KV cache
-takes over the profile's link; one that is computed again is at the target at once, and waits there for its prefill.
-What samples lost is learnt, as in a run, but for single ones that are computed again: their prefill takes what the
-profile says.
+`scheduling/move_costs.py` chooses the carriers. A sample that is sent is on its way as long as its KV cache takes over
+the profile's link. A sample that is computed again is at the target at once, and waits there for its prefill. The time
+that samples lost is learnt, as in a run. The profile alone says what a single prefill of this kind takes.
 
 Invariants: no decision is made here; without a profiled link everything is computed again.
 """
@@ -52,7 +51,7 @@ class Slot:
 
     @property
     def done(self) -> bool:
-        """Whether it has nothing to run, or on its way, but what was deferred."""
+        """Return whether nothing runs here or is on its way, except deferred samples."""
         load = self.engine.load
         return not self.arriving and (not load or load == len(self.below))
 

@@ -1,14 +1,16 @@
-"""What speculation gives, from the live system's own window and budget: in the mean, and at each moment of a run.
+"""Gain of speculation, from the live system's own window and budget: in the mean, and at each moment of a run.
 
 The window of a sample is a Markov chain: `SpeculationWindow` itself says where it goes after a draft that was accepted
 whole and after one that was not. With each draft token accepted with the same probability, given those before it, the
-chain's stationary distribution gives tokens and draft tokens per step. Under a budget the window is not asked, as in
-the live system: every draft is proposed as far as there is room, and `drafting/budget.py` chooses from the same
-probabilities and the step times how much of it is verified.
+chain's stationary distribution gives tokens and draft tokens per step. Under a budget there is no window, as in the
+live system. Every draft is proposed as far as there is room. `drafting/budget.py` chooses from the same probabilities
+and the step times the part of it that is verified.
 
-Invariants: never less than one token a step; nothing is drafted where no history matches; what is given changes with
-the step that is planned; what one acceptance gives is made once in a run, so that steps of the same epoch, and epochs
-behind the last acceptance, share what budgets were chosen.
+Invariants:
+- A step gives one token or more; nothing is drafted where no history matches.
+- The gain changes with the step that is planned.
+- The gain of one acceptance is computed once in a run. So steps of the same epoch, and epochs behind the last
+  acceptance, share the chosen budgets.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ NO_SPECULATION = Rates(1.0, 0.0, 0.0)
 
 
 def window_rates(settings: HistoSpecSettings, acceptance: Acceptance) -> Rates:
-    """What full windows give."""
+    """Return the gain of full windows."""
     sizes = [settings.window_start]
     while (larger := _after(settings, sizes[-1], accepted=True)) != sizes[-1]:
         sizes.append(larger)
@@ -71,7 +73,7 @@ def window_rates(settings: HistoSpecSettings, acceptance: Acceptance) -> Rates:
 
 
 def proposal_rates(settings: HistoSpecSettings, acceptance: Acceptance) -> Rates:
-    """What drafts as long as there is room would give: what a budget chooses from."""
+    """Return the gain of drafts as long as there is room, from which a budget chooses."""
     room = settings.window_max
     accepted = _accepted(acceptance.probability, room)
     return Rates(1 + acceptance.coverage * accepted, acceptance.coverage * room, float(room))
@@ -89,12 +91,12 @@ def _accepted(probability: float, size: int) -> float:
 
 
 def full_windows(running: int, context: float, drafts: float) -> Pace:
-    """The pace without a budget: every sample drafts its window."""
+    """Return the pace without a budget: every sample drafts its window."""
     return Pace(round(drafts), 1.0)
 
 
 def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable[[int, float, float], Pace]:
-    """The pace under `drafting/budget.py`: as many draft tokens as yield most tokens a second.
+    """Return the pace under `drafting/budget.py`: as many draft tokens as yield most tokens a second.
 
     `rates`: of `proposal_rates`.
     """
@@ -124,7 +126,7 @@ def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable
 
 
 class Speculating:
-    """That of one run. `kinds`: by tensor-parallel size; `measured`: of each step of a run that is replayed."""
+    """Speculation of one run. `kinds`: by tensor-parallel size; `measured`: of each step of a run that is replayed."""
 
     def __init__(self, features: Features, kinds: Mapping[int, EngineKind], measured: Sequence[Rates]) -> None:
         self._features = features
@@ -157,8 +159,8 @@ class Speculating:
     def verified(
         self, load: StepLoad, last_lengths: Callable[[int], Sequence[int]], engines: int, most_running: int, size: int
     ) -> Speculation:
-        """What the step's drafts will give and cost in the middle of it, with so many engines of tensor-parallel size
-        `size`; `last_lengths`: of a prompt's last responses, by which the middle is known."""
+        """Predict gain and cost of the step's drafts in the middle of it, with `engines` engines of tensor-parallel
+        size `size`; `last_lengths`: of a prompt's last responses, by which the middle is known."""
         rates = self.rates
         if not rates.drafts_per_step:
             return Speculation()

@@ -1,7 +1,7 @@
 """Several simulated runs beside each other: features added in turn, or a setting swept; in as many processes as asked.
 
-Invariants: variants come back in the order in which they were asked for, whatever the number of processes; the first is
-what the others are compared with.
+Invariants: variants come back in the order in which they were asked for, with any number of processes; all are compared
+with the first.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def ablation(names: Sequence[str], cluster: Cluster, base: Features) -> list[Var
 
 
 def sweep(setting: str, values: Sequence[str], cluster: Cluster, features: Features) -> list[Variant]:
-    """The run with each value of one setting, named as its option. Raises ValueError for what is no setting."""
+    """Return the run with each value of one setting, named as its option. Raises ValueError for an unknown setting."""
     field = setting.replace("-", "_")
     field = {"tp": "tensor_parallel", "beta": "beta_floor"}.get(field, field)
     found = []
@@ -117,13 +117,13 @@ def simulate(
     crowds: Mapping[int, Profile] | None = None,
     conditions: Sequence[Conditions] = (),
 ) -> list[Result]:
-    """The results, in order; `measured`, `crowds` and `conditions`: as `Run` takes them.
+    """Return the results, in order; `measured`, `crowds` and `conditions`: as `Run` takes them.
 
     Raises what a run raises (ValueError: it cannot be run as asked).
     """
     if jobs == 1 or len(variants) == 1:
         return [_one(variant, workload, profiles, measured, crowds, conditions) for variant in variants]
-    # Not forked: whoever calls may have threads.
+    # Not forked: the caller may have threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(variants)), mp_context=context) as pool:
         same = ([one] * len(variants) for one in (workload, dict(profiles), measured, crowds, conditions))

@@ -14,8 +14,8 @@ A sample's drafting is cut into a few parts, because the same sample drafts diff
 within a part it is its mean. It comes from `hits`, or from which of the text came from drafts (a run's kept responses,
 telemetry/samples.py).
 
-Invariants: whatever is wrong is refused with the file and the line; the parts' decode steps add up to the recorded
-number, to rounding, so a sample takes as many as it took.
+Invariants: a wrong line is refused with the file and its number. The parts' decode steps add up to the recorded number,
+to rounding, so a sample takes as many as it took.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from rhyme_openrlhf.telemetry.samples import CONTEXT, MODEL
 
 # Parts of a response. Of more, each would be a handful of steps of the responses recorded here.
 PARTS = 4
-# A sample that was not kept gains at most so many times what its neighbour in length does.
+# The most that a sample that was not kept gains, by the gain of its neighbour in length.
 MOST_FACTOR = 8.0
 
 
 def from_hits(hits: Sequence[int], length: int, drafted: Sequence[int] | None = None) -> Drafting:
-    """Of a response of `length` tokens whose decode steps accepted so many draft tokens each.
+    """Return the drafting of a response of `length` tokens; `hits`: draft tokens that each decode step accepted.
 
-    `drafted`: draft tokens of each; None: what the live window would allow. Raises ValueError if they do not fit.
+    `drafted`: draft tokens of each; None: as many as the live window would allow. Raises ValueError if they do not fit.
     """
     tokens = len(hits) + sum(hits)
     if tokens != length - 1:
@@ -79,7 +79,7 @@ def _windows(hits: Sequence[int]) -> list[int]:
 
 
 def from_record(record: dict[str, Any]) -> Drafting:
-    """Of a kept response; empty if nothing was noted of its drafts.
+    """Return the drafting of a kept response; empty if nothing was noted of its drafts.
 
     Where in the response a piece lies is known in characters: tokens are taken to be spread evenly over them.
     """
@@ -110,7 +110,7 @@ def from_record(record: dict[str, Any]) -> Drafting:
 
 
 def kept_responses(directory: Path) -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """The kept responses of a run directory, by step and prompt key."""
+    """Read the kept responses of a run directory, by step and prompt key."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for path in sorted((directory / SAMPLES_FOLDER).glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -122,7 +122,7 @@ def kept_responses(directory: Path) -> dict[tuple[int, str], list[dict[str, Any]
 def drafting_of_step(
     prompts: Sequence[PromptLoad], keys: Sequence[str], kept: Mapping[str, Sequence[dict[str, Any]]], rates: Rates
 ) -> tuple[PromptLoad, ...]:
-    """The prompts of a step with how each of their samples drafted.
+    """Return the prompts of a step with the drafting of each of their samples.
 
     `keys`: of each prompt; `kept`: the step's kept responses by key; `rates`: of the whole step. A response that was
     not kept drafts as the kept one nearest in length; those are scaled so that the step's decode steps come out right.
@@ -159,7 +159,7 @@ def drafting_of_step(
 
 
 def _factor(samples: Sequence[tuple[Drafting, int]], steps: float) -> float:
-    """By what the draft tokens that these samples gain are to be multiplied to take so many decode steps in all."""
+    """Return the factor by which these samples' gained draft tokens must grow to take `steps` decode steps in all."""
     low, high = 0.0, MOST_FACTOR
     for _ in range(30):
         middle = (low + high) / 2
@@ -173,7 +173,7 @@ def _scaled(drafting: Drafting, by: float) -> Drafting:
 
 
 def _of_length(known: tuple[int, Drafting], length: int) -> Drafting:
-    """The drafting of another response, stretched to this length."""
+    """Return the drafting of another response, stretched to this length."""
     tokens, drafting = known
     return tuple((begin * length / tokens, gained, drafts) for begin, gained, drafts in drafting)
 
@@ -193,7 +193,7 @@ class _Prompt:
 
 
 def read_trace(path: Path) -> Workload:
-    """The workload of a trace file. Raises WorkloadError."""
+    """Read the workload of a trace file. Raises WorkloadError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -202,7 +202,7 @@ def read_trace(path: Path) -> Workload:
 
 
 def parse_trace(lines: Iterable[str], name: str) -> Workload:
-    """The workload of a trace's lines; `name` for messages. Raises WorkloadError."""
+    """Read the workload of a trace's lines; `name` for messages. Raises WorkloadError."""
     steps: dict[int, dict[str, _Prompt]] = defaultdict(dict)
     epochs: dict[int, int] = {}
     numbers: dict[str, int] = {}
@@ -260,7 +260,7 @@ def _whole(row: dict[str, Any], key: str, least: int = 1) -> int:
 
 
 def _engine(row: dict[str, Any]) -> int:
-    """Where all of the row's samples began; -1 if that is not one engine, or not noted."""
+    """Return the engine where all of the row's samples began; -1 if there were several, or it is not noted."""
     engines = row.get("engines")
     found = set(engines) if isinstance(engines, list) and all(isinstance(one, int) for one in engines) else set()
     return found.pop() if len(found) == 1 else -1
@@ -285,7 +285,7 @@ def _check_reward(row: dict[str, Any]) -> None:
 
 
 def _drafting(row: dict[str, Any], lengths: list[int]) -> list[Drafting]:
-    """Of each of the row's samples; empty where nothing was noted."""
+    """Return the drafting of each of the row's samples; empty where nothing was noted."""
     if "hits" not in row:
         if "drafted" in row:
             raise ValueError("drafted needs hits")

@@ -1,7 +1,7 @@
-"""What is generated: for every step its prompts, and how long each of their responses will be.
+"""Workload of a simulated run: for every step its prompts, and the length of each of their responses.
 
-Recorded workloads come from `trace.py` and `recorded_run.py`. Parametric ones draw log-normal lengths: a prompt has a
-level of its own, which moves a little from epoch to epoch, and its samples vary around it; all levels grow by the same
+Recorded workloads come from `trace.py` and `recorded_run.py`. Parametric ones draw log-normal lengths. A prompt has a
+level of its own, which moves a little from epoch to epoch, and its samples vary around it. All levels grow by the same
 factor an epoch. Lengths end at the longest allowed. PRESETS have the distributions that the papers print; what they do
 not print is marked as assumed. None prints how lengths vary between the samples of a prompt: all take the defaults,
 which follow RhymeRL's table 2.
@@ -86,7 +86,7 @@ class Shape:
 
 
 def drawn(shape: Shape, steps: int, prompts: int, samples: int, steps_per_epoch: int, seed: int) -> Workload:
-    """A workload of `steps` steps of `prompts` prompts with `samples` samples each; as many prompts in all as fill
+    """Draw a workload of `steps` steps of `prompts` prompts with `samples` samples each; as many prompts in all as fill
     `steps_per_epoch` steps, in a new order every epoch."""
     random = np.random.default_rng(seed)
     known = prompts * steps_per_epoch

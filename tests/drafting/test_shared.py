@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -246,24 +245,3 @@ def test_it_rests_where_it_gains_nothing_and_is_tried_again() -> None:
             drafter.verified(Verified(["a"], [int(found.flat.size)], [int(found.flat.size)]))
         drafter.append(["a"], [[1, 2, 3, 4, 5]])
     assert drafter.proposed("a").sources.tolist() == [FROM_SHARED]
-
-
-def test_drafts_do_not_depend_on_threads() -> None:
-    rng = np.random.default_rng(3)
-    texts = [rng.integers(0, 6, 200).tolist() for _ in range(2 * core.LEAST_HELPED)]
-    found = []
-    for threads in (1, 2):
-        drafter = Sharing(siblings=True, own_output=True, threads=threads)
-        names = [f"sample {number}" for number in range(len(texts))]
-        for name, text in zip(names, texts, strict=True):
-            drafter.say(name, text[:20], key=f"prompt {int(name.split()[1]) // 8}")
-        said = []
-        for at in range(20, 200, 12):
-            drafts = drafter.proposed(*names, whole=at % 24 == 8)
-            said.append((drafts.flat.tolist(), drafts.sources.tolist(), drafts.confidences.tolist()))
-            with_draft = [name for name, length in zip(names, drafts.lengths, strict=True) if length]
-            drafter.verified(Verified(with_draft, [1] * len(with_draft), [at % 2] * len(with_draft)))
-            drafter.append(names, [text[at : at + 12] for text in texts])
-        found.append(said)
-    assert found[0] == found[1]
-    assert any(FROM_SHARED in sources for _, sources, _ in found[0])

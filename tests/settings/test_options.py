@@ -20,7 +20,6 @@ FROZEN = {
     "--histospec.window_max": 32,
     "--histospec.prefix_max": 16,
     "--histospec.prefix_min": 2,
-    "--histospec.threads": 2,
     "--histospec.siblings": True,
     "--histospec.shared_tokens": 0,
     "--histospec.extend_confidence": 0.7,

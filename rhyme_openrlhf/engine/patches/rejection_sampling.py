@@ -90,7 +90,7 @@ def dummy_sampler_run(self: Any, hidden_states: torch.Tensor) -> Any:
 def verify_dummies(self: Any, hidden_states: torch.Tensor, rows: int) -> None:
     """Compute and verify `rows` rows, of a sample for each of `hidden_states`, with log-probabilities."""
     samples, device = hidden_states.shape[0], hidden_states.device
-    lengths = share([self.num_spec_tokens] * samples, rows - samples)
+    lengths = share([self.num_spec_tokens] * samples, rows - samples).tolist()
     rows = samples + sum(lengths)
     logits = self.model.compute_logits(torch.rand_like(hidden_states[:1]).expand(rows, -1).contiguous())
     nothing = torch.zeros(samples, device=device)

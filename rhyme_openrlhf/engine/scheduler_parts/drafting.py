@@ -221,9 +221,10 @@ class Drafting(Part):
 
     def _set_drafts(self, requests: Iterable[Any], drafts: Sequence[list[int]]) -> None:
         """Give each request its draft for the next step, cut so that all of them fit."""
-        lengths, most = [len(draft) for draft in drafts], self._most_drafts()
-        if sum(lengths) > most:
-            drafts = [draft[:length] for draft, length in zip(drafts, share(lengths, most), strict=True)]
+        most = self._most_drafts()
+        if sum(map(len, drafts)) > most:
+            lengths = share([len(draft) for draft in drafts], most)
+            drafts = [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
         for request, draft in zip(requests, drafts, strict=True):
             request.spec_token_ids = draft
 
