@@ -1,6 +1,10 @@
 """The papers' figures from their own published inputs, simulated: the tables of docs/papers.md.
 
-    python benchmarks/papers.py [--only TABLE] [--json FILE] [--write]
+    python benchmarks/papers.py --write                  # all tables and the page's stamp, about 3 minutes of one core
+    python benchmarks/papers.py [--only TABLE] [--json FILE]
+
+The stamp is a hash of the code that makes the tables: this script and all modules of the package that it imports,
+without comments and texts for readers. `tests/benchmarks/test_papers.py` fails if the page has another one.
 
 Everything here is simulated. What a paper does not print is an assumption, named in the table's page; where it is the
 speed of the hardware, a band of data-sheet efficiencies is given. No constant is fitted to a result.
@@ -9,7 +13,9 @@ speed of the hardware, a band of data-sheet efficiencies is given. No constant i
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import hashlib
 import json
 import statistics
 import sys
@@ -21,6 +27,7 @@ from roofline import DeviceSpec, ModelSpec, roofline
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.scheduling.reallocation import EngineLoad, reallocate
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation import engine_kinds
 from rhyme_openrlhf.simulation.result import Result
@@ -32,7 +39,8 @@ from rhyme_openrlhf.simulation.workload import PRESETS, Workload, drawn
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from table_in_page import put
 
-PAGE = Path(__file__).parents[1] / "docs" / "papers.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "papers.md"
 SEED = 1
 PAT_SEEDS = (1, 2, 3)
 # The part of the data sheet that decoding reaches. It scales all times alike, so no ratio depends on it.
@@ -42,6 +50,8 @@ WITHIN = (0.03, 0.1, 0.3)
 NEVER_WAITS = 1e12
 
 QWEN3_14B = ModelSpec("Qwen3ForCausalLM 40x5120", 14.8e9, 40, 8, 128, 5120)
+QWEN3_8B = ModelSpec("Qwen3ForCausalLM 36x4096", 8.19e9, 36, 8, 128, 4096)
+QWEN25_32B = ModelSpec("Qwen2ForCausalLM 64x5120", 32.8e9, 64, 8, 128, 5120)
 LLAMA_8B = ModelSpec("LlamaForCausalLM 32x4096", 8.03e9, 32, 8, 128, 4096)
 # NVIDIA data sheets; dense bfloat16. RhymeRL names no GPU ("high-performance").
 H100 = DeviceSpec("NVIDIA H100 SXM", 3.35e12, 989e12, 450e9, 80e9)
@@ -102,6 +112,7 @@ def rhymerl(found: dict[str, Any]) -> str:
     columns: list[list[float]] = []
     of_epochs: list[list[list[float]]] = []
     bubbles: list[list[float]] = []
+    migrated: list[float] = []
     profiles = {2: roofline(QWEN3_14B, H100, 2, EFFICIENCY)}
     for within in WITHIN:
         shape = dataclasses.replace(PRESETS["rhymerl-math"], within=within)
@@ -115,10 +126,16 @@ def rhymerl(found: dict[str, Any]) -> str:
         )
         results = [Run(load, cluster, kind(), profiles).go() for kind in kinds.values()]
         columns.append([throughput(result, 8) for result in results])
+        migrated.append(sum(results[2].moves.values()) / sum(step.samples for step in results[2].steps))
         bubbles.append([result.accounts.bubble_fraction() for result in results])
         say(f"rhymerl, {within} within: {columns[-1]}")
         of_epochs.append([epochs(result) for result in results])
-    found["rhymerl"] = {"within": WITHIN, "samples_per_second": columns, "bubble_fraction": bubbles}
+    found["rhymerl"] = {
+        "within": WITHIN,
+        "samples_per_second": columns,
+        "bubble_fraction": bubbles,
+        "migrated": migrated,
+    }
     found["rhymerl"]["seconds_of_8_steps"] = of_epochs
     paper = ["", "1.43x", "1.10x", "1.50x"]
     lines = ["| | paper, against the row above | simulated, against the row above | bubbles |", "|---|---|---|---|"]
@@ -137,6 +154,88 @@ def rhymerl(found: dict[str, Any]) -> str:
             f"| figure 15: {name}, most in any 8 steps | {printed} (any 10) | {most[0]:.2f}x "
             f"({min(most):.2f} to {max(most):.2f}) | |"
         )
+    return "\n".join(lines)
+
+
+def rhymerl_batches(found: dict[str, Any]) -> str:
+    """Sections 1 and 7.4, figure 18: by the number of rollouts an engine gets in a step, with four engine pairs."""
+    profiles = {2: roofline(QWEN3_14B, H100, 2, EFFICIENCY)}
+    steps, warm_up, engines, samples = 12, 4, 8, 16
+    pipe = Features("pipeline", rank_groups=4, outliers=True, defer=True)
+    two_tier = dataclasses.replace(pipe, two_tier=True)
+    whole = dataclasses.replace(two_tier, speculation="window", acceptance_epochs=3, **acceptances())
+    lines = [
+        "| rollouts an engine | baseline idle | by load alone | one tier | two-tier | + HistoSpec | all | migrated |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    found["rhymerl-batches"] = []
+    for rollouts in (85, 512, 1024, 2176):
+        load = drawn(PRESETS["rhymerl-math"], steps, rollouts * engines // samples, samples, warm_up, SEED)
+        cluster = Cluster(2, 8, 2, running=1024, trainer_tokens_per_second=NEVER_WAITS)
+        cluster = with_trainer(load, cluster, profiles)
+        by_load = Features("pipeline", rank_groups=1)
+        results = [Run(load, cluster, kind, profiles).go() for kind in (Features(), by_load, pipe, two_tier, whole)]
+        base, *others = (throughput(result, warm_up) for result in results)
+        idle = results[0].accounts.bubble_fraction()
+        moved = sum(results[3].moves.values()) / sum(step.samples for step in results[3].steps)
+        row = {"rollouts": rollouts, "idle": idle, "gains": [one / base for one in others], "migrated": moved}
+        found["rhymerl-batches"].append(row)
+        load_gain, one, two, all_ = row["gains"]
+        gains = (f"{gain:.2f}x" for gain in (load_gain, one, two, all_ / two, all_))
+        lines.append(f"| {rollouts:,} | {idle:.0%} | {' | '.join(gains)} | {moved:.1%} |")
+        say(lines[-1])
+    return "\n".join(lines)
+
+
+def with_trainer(load: Workload, cluster: Cluster, profiles: dict[int, Profile]) -> Cluster:
+    """Return the cluster with a trainer of figure 2's share: the rollout is 84 to 91 % of a step's time."""
+    alone = Run(load, cluster, Features(), profiles).go()
+    tokens = sum(step.tokens for step in alone.steps) / len(alone.steps)
+    seconds = alone.rollout_seconds * (1 - 0.875) / 0.875
+    return dataclasses.replace(cluster, trainer_tokens_per_second=tokens / seconds)
+
+
+def rhymerl_models(found: dict[str, Any]) -> str:
+    """Figure 13: three models and two longest responses, at about the idle share that section 1 prints."""
+    lines = ["| model | longest response | baseline idle | all of RhymeRL, against the baseline |", "|---|---|---|---|"]
+    found["rhymerl-models"] = []
+    for name, model, size in (("8B", QWEN3_8B, 2), ("14B", QWEN3_14B, 2), ("32B", QWEN25_32B, 4)):
+        profiles = {size: roofline(model, H100, size, EFFICIENCY)}
+        for longest in (8192, 16384):
+            shape = dataclasses.replace(PRESETS["rhymerl-math"], longest=longest)
+            load = drawn(shape, 12, 512, 16, 4, SEED)
+            cluster = Cluster(size, 8, size, running=1024, trainer_tokens_per_second=NEVER_WAITS)
+            cluster = with_trainer(load, cluster, profiles)
+            kind = Features("pipeline", rank_groups=4, outliers=True, defer=True, two_tier=True)
+            kind = dataclasses.replace(kind, speculation="window", acceptance_epochs=3, **acceptances())
+            base, every = (Run(load, cluster, features, profiles).go() for features in (Features(), kind))
+            gain, idle = throughput(every, 4) / throughput(base, 4), base.accounts.bubble_fraction()
+            found["rhymerl-models"].append({"model": model.name, "longest": longest, "gain": gain, "idle": idle})
+            lines.append(f"| {name} | {longest:,} | {idle:.0%} | {gain:.2f}x |")
+            say(lines[-1])
+    return "\n".join(lines)
+
+
+def rhymerl_ranks(found: dict[str, Any]) -> str:
+    """Figure 9 and table 2, arithmetic on drawn lengths: are responses in the group of their prompt's median?"""
+    lines = ["| rank groups | paper: in the predicted group or a shorter one | drawn lengths |", "|---|---|---|"]
+    found["rhymerl-ranks"] = {}
+    for groups, printed in ((8, "79.0 to 85.7 %"), (16, "71.6 to 79.7 %")):
+        load = drawn(PRESETS["rhymerl-math"], 64, 64, 16, 8, SEED)
+        by_epoch: dict[int, dict[int, tuple[int, ...]]] = {}
+        for step in load.steps:
+            by_epoch.setdefault(step.epoch, {}).update({one.prompt: one.lengths for one in step.prompts})
+        kept = total = 0
+        for epoch in sorted(by_epoch)[1:]:
+            before, now = by_epoch[epoch - 1], by_epoch[epoch]
+            ranked = sorted(now, key=lambda prompt: statistics.median(before[prompt]))
+            predicted = {prompt: place * groups // len(ranked) for place, prompt in enumerate(ranked)}
+            ordered = sorted((length, prompt) for prompt, lengths in now.items() for length in lengths)
+            for place, (_, prompt) in enumerate(ordered):
+                kept += place * groups // len(ordered) <= predicted[prompt]
+            total += len(ordered)
+        found["rhymerl-ranks"][groups] = kept / total
+        lines.append(f"| {groups} | {printed} | {kept / total:.1%} |")
     return "\n".join(lines)
 
 
@@ -312,6 +411,25 @@ def rlhfspec_breakdown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def arithmetic(found: dict[str, Any]) -> str:
+    """RLHFSpec's figure 12 and section 3.3's reallocation: calculated from printed figures."""
+    middle = next(one for one in found["rlhfspec-breakdown"] if (one["efficiency"], one["acceptance"]) == (0.6, 0.7))
+    # Section 3.1: the generation is 68.4 % of a step.
+    whole, theirs = (end_to_end(gain, 0.684) for gain in (middle["gains"][3] / middle["gains"][1], 2.02))
+    loads = [EngineLoad(place, [(100, 1.0, sample) for sample in range(n)], 10**6) for place, n in enumerate((24, 1))]
+    count = sum(len(order.samples) for order in reallocate(loads, 19))
+    found["arithmetic"] = {"rlhfspec-12": whole, "moved": count}
+    return "\n".join(
+        [
+            "| figure | paper | ours, calculated |",
+            "|---|---|---|",
+            f"| RLHFSpec, figure 12: whole step, against Speculative | 1.37x LMSYS, 1.35x GSM8K (most) | {whole:.2f}x "
+            f"({theirs:.2f}x from the paper's own 2.02x) |",
+            f"| RLHFSpec, figure 5: samples moved of 24 and 1, threshold 19 | 5 | {count} |",
+        ]
+    )
+
+
 def with_eagle(profile: Profile, efficiency: float) -> Profile:
     """Return the profile with steps that draft: EAGLE's head reads its weights once for each token of the longest
     draft.
@@ -342,6 +460,130 @@ def rlhfspec_profile() -> Profile:
     return dataclasses.replace(base, steps=steps, notes=("RLHFSpec 3.3: time of a token, at whatever context",))
 
 
+def every_figure(found: dict[str, Any]) -> str:
+    """All figures and tables of the three papers, one row each."""
+    pat_most = found["pat"][-1]["seconds"]
+    pat_theirs = spread([end_to_end(row[0] / row[2], 0.817) for row in pat_most])
+    others = {row["figure"][:3]: row["seconds"] for row in found["pat-others"]}
+    gains = {
+        name: spread([end_to_end(row[0] / row[2], share) for row in others[name]])
+        for name, share in (("10b", 0.817), ("10c", 0.817), ("11a", 0.779), ("11b", 0.702))
+    }
+    middle = next(one for one in found["rlhfspec-breakdown"] if (one["efficiency"], one["acceptance"]) == (0.6, 0.7))
+    spec, selection, moved = middle["gains"][1:]
+    batch = next(row for row in found["rhymerl-batches"] if row["rollouts"] == 1024)
+    models = [row["gain"] for row in found["rhymerl-models"]]
+    ranks = found["rhymerl-ranks"]
+    calculated = found["arithmetic"]
+    column = found["rhymerl"]["samples_per_second"][0]
+    fifteen = found["rhymerl"]["seconds_of_8_steps"][0]
+    most = [max(a / b for a, b in zip(fifteen[row - 1], fifteen[row], strict=True)) for row in (1, 2)]
+    drawing = ("a drawing, a list or an algorithm", "nothing to compare", "")
+    migrated = ", ".join(f"{share:.1%}" for share in found["rhymerl"]["migrated"])
+    migrated += " (3, 10, 30 % of the variance within a prompt)"
+    rows: list[tuple[str, str, str, str]] = [
+        ("RhymeRL 1, 4, 5, 7, 10, 11, 12; tables 1, 3", *drawing),
+        ("RhymeRL 2", "rollout 84 to 91 % of a step", "taken as an input: 87.5 %", "assumed"),
+        ("RhymeRL 3", "mean length 1K to 10K in 320 steps; idle 76 %", "lengths taken as an input", "assumed"),
+        ("RhymeRL section 1", "over 46 % idle", f"{batch['idle']:.0%} at 1,024 rollouts an engine", "simulated"),
+        ("RhymeRL 6", "93 % found (math), 75 % (code)", f"84 to 91 %, {OWN_RUN}", "measured"),
+        ("RhymeRL 8", "hit lengths", f"drawn of {OWN_RUN}", "measured"),
+        ("RhymeRL 9, table 2", "71.6 to 85.7 %", f"{ranks[8]:.1%} and {ranks[16]:.1%} (8 and 16 groups)", "arithmetic"),
+        ("RhymeRL 13", "1.9x at 8K, 2.3x at 16K (mean)", f"{min(models):.2f} to {max(models):.2f}x", "simulated"),
+        (
+            "RhymeRL 14",
+            "1.43x, 1.10x, 1.50x",
+            ", ".join(f"{column[row] / column[row - 1]:.2f}x" for row in (1, 2, 3))
+            + f"; at 1,024 an engine {batch['gains'][1]:.2f}x, {batch['gains'][2] / batch['gains'][1]:.2f}x, "
+            f"{batch['gains'][3] / batch['gains'][2]:.2f}x",
+            "simulated",
+        ),
+        ("RhymeRL 15", "1.68x, 1.14x (most)", f"{most[0]:.2f}x, {most[1]:.2f}x", "simulated"),
+        ("RhymeRL 16", "1.86x (most)", f"4.32x (most), {OWN_RUN}", "measured"),
+        ("RhymeRL 17", "65 to 79 % accepted", f"54 to 84 % from epoch 2, {OWN_RUN}", "measured"),
+        ("RhymeRL 18", "2.2 to 5.5 % migrated (math)", migrated, "simulated"),
+        (
+            "RhymeRL 19",
+            "rewards overlap",
+            "difference 0.028, standard error 0.025 ([learning](benchmarks.md))",
+            "measured",
+        ),
+        ("RhymeRL section 7.4", "1.80 to 1.86x by HistoSpec", "the table by batch, below", "simulated"),
+        ("RLHFSpec 1, 6, 7, 8, 10", *drawing),
+        ("RLHFSpec 2, 3", "lengths; generation 68.4 %", "taken as inputs", "assumed"),
+        (
+            "RLHFSpec 4, table 1",
+            "95.5 to 99.9 % of the best fixed n",
+            "103 to 126 % ([budget](benchmarks.md))",
+            "measured",
+        ),
+        ("RLHFSpec 5, 9", "24 + 1 samples become 19 + 6", f"{calculated['moved']} samples moved", "arithmetic"),
+        ("RLHFSpec section 3.3", "1.40x by these five", "1.47x (1.46 to 1.48) ([moves](benchmarks.md))", "emulated"),
+        ("RLHFSpec 11", "2.02x, 1.97x (most, against Speculative)", f"{moved / spec:.2f}x", "simulated"),
+        ("RLHFSpec 12", "1.37x, 1.35x (most)", f"{calculated['rlhfspec-12']:.2f}x", "arithmetic"),
+        ("RLHFSpec 13", "1.18x, 1.95x, 2.32x", f"{spec:.2f}x, {selection:.2f}x, {moved:.2f}x", "simulated"),
+        ("RLHFSpec 14", "1.19x by five moved samples", "not reproduced: the samples of both are not printed", ""),
+        ("PAT 1, 2, 5, 7, 8, 9", *drawing),
+        ("PAT 3, 4", "shares, lengths, step times", "taken as inputs (`pat-a40`)", "assumed"),
+        ("PAT 6", "step time over total tokens", "not reproduced: needs an H100", ""),
+        ("PAT 10a", "1.05x to 1.27x", f"{pat_theirs} at 16K", "simulated"),
+        ("PAT 10b", "1.19x (most)", gains["10b"], "simulated"),
+        ("PAT 10c", "1.05x to 1.18x", gains["10c"], "simulated"),
+        ("PAT 11", "1.37x, 1.29x", f"{gains['11a']}, {gains['11b']}", "simulated"),
+        (
+            "PAT 12",
+            "a switch takes 5.52 s, 2.36 s of it for KV caches",
+            "taken as inputs; ours reshards nothing",
+            "assumed",
+        ),
+        (
+            "PAT 13",
+            "2.5 GB more at a switch",
+            "no resharding: both layouts resident ([memory](benchmarks.md))",
+            "measured",
+        ),
+        ("PAT 14", "3.07 and 4.04 % error", "3.3 % over a run ([step times](benchmarks.md))", "measured"),
+    ]
+    lines = ["| figure or table | paper | ours | how |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+OWN_RUN = "[a run of ours](benchmarks.md#rhymerls-figures-of-a-run-of-ours)"
+
+
+def sources() -> list[Path]:
+    """Return the files that decide the tables: these scripts, and all modules of the package that they import."""
+    found = [Path(__file__), Path(__file__).with_name("roofline.py")]
+    for path in found:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [one.name for one in node.names]
+            for name in names:
+                other = ROOT / Path(*name.split(".")).with_suffix(".py")
+                if name.startswith("rhyme_openrlhf.") and other.exists() and other not in found:
+                    found.append(other)
+    return [*found[:2], *sorted(found[2:])]
+
+
+def stamp() -> str:
+    """Return a hash of the sources, the compiled core's sources and the profile, without what only readers see."""
+    total = hashlib.sha256()
+    for path in sources():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            # Docstrings, help and messages have spaces; names and keys have none.
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                node.value = ""
+        total.update(ast.unparse(tree).encode())
+    profiles = sorted((ROOT / "rhyme_openrlhf" / "simulation" / "profiles").glob("*.json"))
+    for path in [ROOT / "csrc" / "budget.h", ROOT / "csrc" / "stage.cpp", *profiles]:
+        total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
 def say(words: str) -> None:
     print(words, flush=True)
 
@@ -351,15 +593,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tables = {
         "rhymerl": rhymerl,
+        "rhymerl-batches": rhymerl_batches,
+        "rhymerl-models": rhymerl_models,
+        "rhymerl-ranks": rhymerl_ranks,
         "pat": pat,
         "pat-others": pat_others,
         "rlhfspec": rlhfspec,
         "rlhfspec-breakdown": rlhfspec_breakdown,
+        # These two are made of the tables above.
+        "arithmetic": arithmetic,
+        "every-figure": every_figure,
     }
-    parser.add_argument("--only", choices=sorted(tables), help="one paper")
+    parser.add_argument("--only", choices=sorted(set(tables) - {"arithmetic", "every-figure"}), help="one table")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/papers.md")
     options = parser.parse_args()
+    if options.only and options.write:
+        parser.error("--write makes all tables, so that the page is of one state of the code")
     found: dict[str, Any] = {"kind": "simulated", "seed": SEED}
     for name, table in tables.items():
         if options.only in (None, name):
@@ -367,6 +617,8 @@ def main() -> None:
             say(text)
             if options.write:
                 put(PAGE, name, text)
+    if options.write:
+        put(PAGE, "stamp", f"<!-- {stamp()} -->")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -1,0 +1,51 @@
+"""The page of the papers' figures is of today's code, and has a row for each figure and table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import papers
+from papers import PAGE, end_to_end, sources, stamp
+
+
+def test_the_page_is_of_todays_code() -> None:
+    assert f"<!-- {stamp()} -->" in PAGE.read_text(), (
+        "docs/papers.md is older than the code that makes its tables: run python benchmarks/papers.py --write"
+    )
+
+
+def test_the_stamp_follows_decisions_and_not_words(tmp_path: Path) -> None:
+    names = {path.name for path in sources()}
+    assert {"papers.py", "run.py", "reallocation.py", "outliers.py", "tp_switch.py", "step_model.py"} <= names
+    before, whole = stamp(), papers.sources
+    copy = tmp_path / "outliers.py"
+    original = next(path for path in sources() if path.name == "outliers.py")
+    text = original.read_text()
+
+    def stamped(changed: str) -> str:
+        copy.write_text(changed)
+        papers.sources = lambda: [copy if path == original else path for path in whole()]  # type: ignore[assignment]
+        try:
+            return stamp()
+        finally:
+            papers.sources = whole
+
+    assert stamped(text) == before
+    assert stamped(f"# a comment\n{text}") == before
+    assert stamped(text.replace('"""', '"""Other words. ', 1)) == before
+    assert stamped(re.sub(r"ALPHA = [\d.]+", "ALPHA = 0.25", text)) != before
+
+
+def test_every_figure_and_table_has_a_row() -> None:
+    named: dict[str, set[int]] = {}
+    for line in PAGE.read_text().splitlines():
+        if found := re.match(r"\| (RhymeRL|RLHFSpec|PAT) ([^|]*)\|", line):
+            figures = re.sub(r"(tables?|section) [\d., ]+", "", found[2])
+            named.setdefault(found[1], set()).update(int(one) for one in re.findall(r"\d+", figures))
+    assert named["RhymeRL"] >= set(range(1, 20))
+    assert named["RLHFSpec"] >= set(range(1, 15)) and named["PAT"] >= set(range(1, 15))
+
+
+def test_a_gain_of_a_part_is_less_of_the_whole() -> None:
+    assert end_to_end(2.0, 1.0) == 2.0 and end_to_end(2.0, 0.5) == 1 / 0.75 and end_to_end(3.0, 0.0) == 1.0
