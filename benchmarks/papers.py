@@ -27,7 +27,7 @@ from roofline import DeviceSpec, ModelSpec, roofline
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.scheduling.reallocation import EngineLoad, reallocate
+from rhyme_openrlhf.scheduling.reallocation import EngineLoad, by_threshold
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation import engine_kinds
 from rhyme_openrlhf.simulation.result import Result
@@ -361,7 +361,7 @@ def rlhfspec(found: dict[str, Any]) -> str:
         moved = sum(result.moves.values()) / sum(step.samples for step in result.steps)
         gain = plain / result.rollout_seconds
         found["rlhfspec"].append({"threshold": threshold, "seconds": result.rollout_seconds, "without": plain})
-        name = str(threshold) if threshold else "from the profile's knee"
+        name = str(threshold) if threshold else "none: by throughput"
         lines.append(
             f"| {name} | {result.rollout_seconds:.1f} ({plain:.1f} without) | {moved:.0%} | 1.19x | {gain:.2f}x |"
         )
@@ -417,7 +417,7 @@ def arithmetic(found: dict[str, Any]) -> str:
     # Section 3.1: the generation is 68.4 % of a step.
     whole, theirs = (end_to_end(gain, 0.684) for gain in (middle["gains"][3] / middle["gains"][1], 2.02))
     loads = [EngineLoad(place, [(100, 1.0, sample) for sample in range(n)], 10**6) for place, n in enumerate((24, 1))]
-    count = sum(len(order.samples) for order in reallocate(loads, 19))
+    count = sum(len(order.samples) for order in by_threshold(loads, 19))
     found["arithmetic"] = {"rlhfspec-12": whole, "moved": count}
     return "\n".join(
         [

@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _number(use, "--beta", float, features.beta_floor, "outliers: at least so many times the longest in history")
     _number(use, "--cooldown", int, features.cooldown, "decode steps between reallocations")
     _number(
-        use, "--threshold", int, features.threshold, "samples of an engine at reallocation's knee; 0: from the profile"
+        use, "--threshold", int, features.threshold, "samples above which an engine gives some away; 0: by throughput"
     )
     _number(use, "--window-max", int, features.window_max, "most draft tokens of a sample")
     _number(use, "--interval", float, features.interval, "seconds between looks at the engines")

@@ -1,17 +1,21 @@
-"""Reallocation: samples move from engines that run many to engines that run few (RLHFSpec 6.1, equation 6).
+"""Reallocation: samples move from engines that run many to engines that run few (RLHFSpec 6.1).
 
-Throughput over the number of running samples rises and then stays level. Its knee is the threshold: an engine above it
-gives samples away at little cost, one below it gains by each. Sources (above) and destinations (below) are paired by
-the largest difference; each pair moves min(source - threshold, threshold - destination).
+There are two rules. Without a threshold, `by_throughput` decides: the fullest engine is paired with the emptiest, and
+each pair moves what raises its throughput most, by the latency model, corrected by the engines' decode steps. With a
+given threshold, `by_threshold` is the paper's rule (equation 6): engines above it are paired with engines below it by
+the largest difference, and each pair moves min(source - threshold, threshold - destination).
+
+In simulated runs `by_throughput` is about as quick as the best of seven thresholds, which nobody knows before the run
+(benchmarks/reallocation_rules.py).
 
 Invariants:
-- A source keeps at least the threshold, a destination gets at most up to it.
-- An engine takes part in at most one pair of a decision.
-- No pairing moves more samples in all, if all destinations have room.
+- An engine takes part in at most one pair of a decision. A source never gets fewer samples than its destination.
+- By throughput: each pair gains at least `LEAST_GAIN` of its throughput.
+- By threshold: a source keeps at least the threshold, a destination gets at most up to it. No pairing moves more
+  samples in all, if all destinations have room.
 - A destination's free KV cache and seats hold what it gets.
 - Engines exchange samples only with engines of the same weight version. Engines that load weights take no part.
-- A given threshold is used as it is. Otherwise it is the knee of the latency model, corrected by the engines' decode
-  steps. Without either nothing moves.
+- Without a threshold and a latency model nothing moves.
 """
 
 from __future__ import annotations
@@ -22,14 +26,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor, SecondsOfMany
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus, reported_speculation
 
-# A sample that adds less than this part of what the first one brought is beyond the knee. On an ideal roofline (a
-# slope, then level) any part between 0 and 1 gives the corner; a half is farthest from both.
-LEVEL = 0.5
+# A pair must gain this part of its throughput. A move costs a sample about two decode steps, and predictions are off by
+# 3 %: with 10 % instead, simulated rollouts lose up to 4 % of their speed.
+LEAST_GAIN = 0.02
+# The fewest samples are moved with which the pair reaches this part of the best gain: the last few add little.
+ENOUGH = 0.95
 
+
+Floats = NDArray[np.float64]
 
 # Prompt and response tokens so far; draft tokens accepted per step, in the mean; and which sample it is. Plain, since
 # a decision has thousands, and in this order, since so they are given away.
@@ -54,66 +63,65 @@ class Reallocation:
     samples: tuple[int, ...]
 
 
-def knee(throughput: Callable[[int], float], most: int) -> int:
-    """Return the number of samples, 1 to `most`, from which one more brings less than LEVEL of what the first brought.
-
-    `throughput(n)`: tokens a second with n samples. Measured throughput is a staircase; what counts is the smallest
-    concave curve above it, so an edge where nothing is won for one sample is not taken for the knee.
-    """
-    # The corners of that curve, and the slope from each to the next.
-    corners, slopes = [(0, 0.0)], list[float]()
-    for count in range(1, most + 1):
-        value = throughput(count)
-        before, known = corners[-1]
-        slope = (value - known) / (count - before)
-        while slopes and slopes[-1] <= slope:
-            slopes.pop()
-            corners.pop()
-            before, known = corners[-1]
-            slope = (value - known) / (count - before)
-        corners.append((count, value))
-        slopes.append(slope)
-    return next(
-        (corners[at][0] for at in range(1, len(slopes)) if slopes[at] < LEVEL * slopes[0]),
-        corners[-1][0],
-    )
-
-
-def speculative_knee(
+def throughput_by_samples(
     seconds_of: SecondsOfMany, context: float, tokens_per_step: float, drafts: float, most: int
-) -> int:
-    """Return the knee if each sample has `context` tokens, verifies `drafts` and gains `tokens_per_step` tokens a step.
+) -> Floats:
+    """Return tokens a second of an engine with 0 to `most` running samples.
 
-    `seconds_of`: of steps, in all (`Predictor.seconds_of`).
+    Each sample has `context` tokens, verifies `drafts` and gains `tokens_per_step` tokens a step. `seconds_of`: of
+    steps, in all (`Predictor.seconds_of`).
     """
     counts = np.arange(1, most + 1)
     contexts = np.rint(counts * context).astype(np.int64)[None]
     seconds = seconds_of(counts, contexts, np.rint(counts * drafts).astype(np.int64))[0]
-    throughput = [0.0, *(counts * tokens_per_step / seconds).tolist()]
-    return knee(throughput.__getitem__, most)
+    return np.concatenate([[0.0], counts * tokens_per_step / seconds])
 
 
-def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation]:
-    """Return the moves to make now. Samples with shorter context, then fewer accepted tokens, leave a source first."""
+def by_throughput(loads: Sequence[EngineLoad], throughput: Floats) -> list[Reallocation]:
+    """Return the moves that raise throughput; `throughput`: of an engine, by running samples from 0.
+
+    An engine with more samples than `throughput` has is as fast as with the most.
+    """
+    order = sorted(loads, key=lambda load: (len(load.running), load.engine))
+    most = len(throughput) - 1
+    found = []
+    for target, source in zip(order[: len(order) // 2], reversed(order), strict=False):
+        few, many = len(target.running), len(source.running)
+        counts = np.arange((many - few) // 2 + 1)
+        gains = throughput[np.minimum(many - counts, most)] + throughput[np.minimum(few + counts, most)]
+        count = int(np.argmax(gains >= gains[0] + ENOUGH * (gains.max() - gains[0])))
+        if gains[count] >= (1 + LEAST_GAIN) * gains[0]:
+            found.extend(_moves(source, target, count))
+    return found
+
+
+def by_threshold(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation]:
+    """Return the moves of equation 6 with this threshold."""
     counted = [(len(e.running), e) for e in loads]
     sources = sorted((it for it in counted if it[0] > threshold), key=lambda it: (-it[0], it[1].engine))
     destinations = sorted((it for it in counted if it[0] < threshold), key=lambda it: (it[0], it[1].engine))
     found: list[Reallocation] = []
     for (most, source), (fewest, target) in zip(sources, destinations, strict=False):
-        count = min(most - threshold, threshold - fewest)
-        if target.free_seats is not None:
-            count = min(count, target.free_seats)
-        free = target.free_tokens
-        moved: list[int] = []
-        for context, _, sample in sorted(source.running):
-            # Those behind it are no shorter.
-            if len(moved) >= count or context > free:
-                break
-            free -= context
-            moved.append(sample)
-        if moved:
-            found.append(Reallocation(source.engine, target.engine, tuple(moved)))
+        found.extend(_moves(source, target, min(most - threshold, threshold - fewest)))
     return found
+
+
+def _moves(source: EngineLoad, target: EngineLoad, count: int) -> list[Reallocation]:
+    """Return the move of at most `count` samples for which the target has room, as a list without it if there are none.
+
+    Samples with shorter context, then fewer accepted tokens, leave a source first.
+    """
+    if target.free_seats is not None:
+        count = min(count, target.free_seats)
+    free = target.free_tokens
+    moved: list[int] = []
+    for context, _, sample in sorted(source.running):
+        # Those behind it are no shorter.
+        if len(moved) >= count or context > free:
+            break
+        free -= context
+        moved.append(sample)
+    return [Reallocation(source.engine, target.engine, tuple(moved))] if moved else []
 
 
 class Cooldown:
@@ -136,7 +144,7 @@ class Cooldown:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The mean decode step of all engines' samples, from which the knee follows.
+    """The mean decode step of all engines' samples, from which throughput follows.
 
     `context`: tokens of a sample; `tokens_per_step` and `drafts`: of a sample's decode step; `seats`: samples that an
     engine runs at most.
@@ -149,19 +157,18 @@ class Decoding:
 
 
 class ReallocationPolicy:
-    """The policy of one run. `threshold`: samples, 0 for the knee; `cooldown`: decode steps between two decisions.
+    """The policy of one run. `threshold`: samples, 0 to decide by throughput; `cooldown`: decode steps between two
+    decisions.
 
-    `knee_of`: `reallocation.speculative_knee`, or that with its answers kept, where step times are never corrected.
+    `curve_of`: `throughput_by_samples`, or that with its answers kept, where step times are never corrected.
     """
 
-    def __init__(self, threshold: int, cooldown: int, knee_of: Callable[..., int] = speculative_knee) -> None:
-        self._knee_of = knee_of
-        self._given = threshold
+    def __init__(self, threshold: int, cooldown: int, curve_of: Callable[..., Floats] = throughput_by_samples) -> None:
+        self._curve_of = curve_of
+        self._threshold = threshold
         self._cooldown = Cooldown(cooldown)
         self._steps = 0
         self.predictor: Predictor | None = None
-        self.threshold = threshold
-        """The threshold of the last decision, 0 before there is one."""
 
     def decide(self, statuses: Sequence[EngineStatus], numbers: Mapping[str, int]) -> list[Reallocation]:
         """Return the moves to make now, if any.
@@ -194,10 +201,7 @@ class ReallocationPolicy:
 
         `decoding`: of all engines that take part; None: none has a sample.
         """
-        self.threshold = self._given or self._knee(decoding)
-        if not self.threshold:
-            return []
-        orders = [order for alike in loads for order in reallocate(alike, self.threshold)]
+        orders = [order for alike in loads for order in self._orders(alike, decoding)]
         found = []
         for order in orders:
             samples = tuple(sample for sample in order.samples if sample >= 0)
@@ -205,16 +209,16 @@ class ReallocationPolicy:
                 found.append(Reallocation(order.source, order.destination, samples))
         return found
 
-    def _knee(self, decoding: Decoding | None) -> int:
+    def _orders(self, alike: Sequence[EngineLoad], decoding: Decoding | None) -> list[Reallocation]:
+        if self._threshold:
+            return by_threshold(alike, self._threshold)
         if self.predictor is None or decoding is None:
-            return 0
-        return self._knee_of(
-            self.predictor.seconds_of,
-            decoding.context,
-            decoding.tokens_per_step,
-            decoding.drafts,
-            max(decoding.seats, 1),
+            return []
+        seats = max(decoding.seats, 1)
+        curve = self._curve_of(
+            self.predictor.seconds_of, decoding.context, decoding.tokens_per_step, decoding.drafts, seats
         )
+        return by_throughput(alike, curve)
 
 
 def _decoding(statuses: Sequence[EngineStatus]) -> Decoding | None:

@@ -61,8 +61,8 @@ class ReallocationSettings(Settings):
     )
     threshold: int = option(
         0,
-        "Running samples of an engine above which it gives some away and below which it takes some; 0: the knee of "
-        "throughput over running samples, from the latency model, corrected by what steps really take.",
+        "Running samples of an engine above which it gives some away and below which it takes some; 0: what raises "
+        "throughput most is moved, by the latency model, corrected by what steps really take.",
         low=0,
         high=100000,
         expert=True,

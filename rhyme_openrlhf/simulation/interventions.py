@@ -18,6 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rhyme_openrlhf.latency.predictor import SecondsOfMany
 from rhyme_openrlhf.latency.step_model import context_bucket
 from rhyme_openrlhf.scheduling import outliers, reallocation
@@ -34,8 +37,8 @@ class Interventions:
 
     def __init__(self, run: SimulatedRun) -> None:
         self._run = run
-        self._policy = ReallocationPolicy(run.features.threshold, run.features.cooldown, self._knee)
-        self._knees: dict[tuple[int, int, int, int], int] = {}
+        self._policy = ReallocationPolicy(run.features.threshold, run.features.cooldown, self._curve)
+        self._curves: dict[tuple[int, int, int, int], NDArray[np.float64]] = {}
         self._policy.predictor = run.predictors[run.cluster.tensor_parallel]
         self._moved: set[int] = set()
         # Each (step, rank group) with an outlier that was moved to another engine.
@@ -144,15 +147,17 @@ class Interventions:
                 decode_steps.append((running, tokens, running * drafted))
         return Decoding(context / samples, *speculation(decode_steps), self._run.cluster.running) if samples else None
 
-    def _knee(self, seconds_of: SecondsOfMany, context: float, tokens_per_step: float, drafts: float, most: int) -> int:
-        """Return the knee, computed once for all contexts of one bucket, because step times are fixed here."""
+    def _curve(
+        self, seconds_of: SecondsOfMany, context: float, tokens_per_step: float, drafts: float, most: int
+    ) -> NDArray[np.float64]:
+        """Return throughput by samples, computed once for all contexts of one bucket: step times are fixed here."""
         bucket = context_bucket(round(context))
         key = (bucket, round(100 * tokens_per_step), round(100 * drafts), most)
-        if key not in self._knees:
-            self._knees[key] = reallocation.speculative_knee(
+        if key not in self._curves:
+            self._curves[key] = reallocation.throughput_by_samples(
                 seconds_of, bucket, round(tokens_per_step, 2), round(drafts, 2), most
             )
-        return self._knees[key]
+        return self._curves[key]
 
     # Outliers
 

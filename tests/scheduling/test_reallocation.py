@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +15,13 @@ from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus, learn
 from rhyme_openrlhf.scheduling.reallocation import (
+    LEAST_GAIN,
     Cooldown,
     EngineLoad,
     ReallocationPolicy,
-    knee,
-    reallocate,
-    speculative_knee,
+    by_threshold,
+    by_throughput,
+    throughput_by_samples,
 )
 from tests.latency import formula
 
@@ -44,7 +47,7 @@ def most_moved(counts: list[int], threshold: int) -> int:
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=7), st.integers(1, 25))
 def test_the_objective_is_reached_within_the_constraints(counts: list[int], threshold: int) -> None:
     loads = [load(engine, count) for engine, count in enumerate(counts)]
-    moves = reallocate(loads, threshold)
+    moves = by_threshold(loads, threshold)
     after = list(counts)
     for move in moves:
         assert set(move.samples) <= {sample for _, _, sample in loads[move.source].running}
@@ -59,63 +62,102 @@ def test_the_objective_is_reached_within_the_constraints(counts: list[int], thre
 @pytest.mark.parametrize("threshold", [6, 19])
 def test_the_papers_example(threshold: int) -> None:
     """RLHFSpec, figure 5: 24 and 1 become 19 and 6. Both thresholds for which five samples move."""
-    (move,) = reallocate([load(1, 24), load(2, 1)], threshold)
+    (move,) = by_threshold([load(1, 24), load(2, 1)], threshold)
     assert (move.source, move.destination, len(move.samples)) == (1, 2, 5)
 
 
 def test_shorter_contexts_go_first_then_fewer_accepted_tokens() -> None:
     running = tuple((c, a, i) for i, (c, a) in enumerate([(300, 1.0), (100, 2.0), (100, 1.0), (200, 0.0)]))
-    (move,) = reallocate([EngineLoad(0, running, FREE), load(1, 0)], 1)
+    (move,) = by_threshold([EngineLoad(0, running, FREE), load(1, 0)], 1)
     assert move.samples == (2,)
-    (move,) = reallocate([EngineLoad(0, running, FREE), load(1, 0)], 2)
+    (move,) = by_threshold([EngineLoad(0, running, FREE), load(1, 0)], 2)
     assert move.samples == (2, 1)
 
 
 def test_a_destination_gets_no_more_than_it_has_room_for() -> None:
-    (move,) = reallocate([load(0, 6, contexts=[50, 60, 70, 80, 90, 100]), load(1, 0, free=120)], 3)
+    (move,) = by_threshold([load(0, 6, contexts=[50, 60, 70, 80, 90, 100]), load(1, 0, free=120)], 3)
     assert move.samples == (0, 1)
-    assert reallocate([load(0, 6), load(1, 0, free=10)], 3) == []
+    assert by_threshold([load(0, 6), load(1, 0, free=10)], 3) == []
 
 
-def test_the_knee_of_a_roofline_is_its_corner() -> None:
-    assert knee(lambda n: min(n, 12) * 80.0, 64) == 12
-    assert knee(lambda n: n / (0.01 + 0.0 * n), 64) == 64
-    # Steps of 10 ms + 1 ms a sample: the gain of one more has halved after 4 (0.41 * 10).
-    assert knee(lambda n: n / (0.010 + 0.001 * n), 64) in (4, 5)
-
-
-def test_a_staircase_has_its_knee_where_its_outline_has() -> None:
-    """Rows are padded to 8: within a stair a sample is free, at its edge one costs; level from 32 on."""
-
-    def throughput(samples: int) -> float:
-        rows = -(-samples // 8) * 8
-        return samples / max(1.0, rows / 32)
-
-    assert knee(throughput, 64) == 32
-
-
-def test_the_papers_measured_throughput_has_its_knee_at_one_of_the_two_thresholds() -> None:
+def printed(samples: int) -> float:
     """Tokens/s at 1, 6, 19 and 24 samples (RLHFSpec 3.3), straight between them."""
     points = [(0, 0.0), (1, 103.0), (6, 765.0), (19, 1415.0), (24, 1453.0)]
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x0 <= samples <= x1:
+            return y0 + (y1 - y0) * (samples - x0) / (x1 - x0)
+    raise AssertionError(samples)
 
-    def throughput(samples: int) -> float:
-        for (x0, y0), (x1, y1) in itertools.pairwise(points):
-            if x0 <= samples <= x1:
-                return y0 + (y1 - y0) * (samples - x0) / (x1 - x0)
-        raise AssertionError(samples)
 
-    assert knee(throughput, 24) in (6, 19)
+def curve(throughput: Callable[[int], float], most: int) -> np.ndarray:
+    return np.array([throughput(count) for count in range(most + 1)])
+
+
+def test_the_papers_example_by_throughput() -> None:
+    """Of 24 and 1 samples at least the paper's five move: 1,556 tokens/s become more than 2,180."""
+    (move,) = by_throughput([load(1, 24), load(2, 1)], curve(printed, 24))
+    after = printed(24 - len(move.samples)) + printed(1 + len(move.samples))
+    assert (move.source, move.destination) == (1, 2) and len(move.samples) >= 5 and after >= 2180
+
+
+def test_nothing_moves_where_nothing_is_gained() -> None:
+    level = curve(lambda n: min(n, 2) * 80.0, 64)
+    assert by_throughput([load(0, 24), load(1, 3)], level) == []
+    straight = curve(lambda n: n * 80.0, 64)
+    assert by_throughput([load(0, 24), load(1, 3)], straight) == []
+    assert by_throughput([load(0, 5), load(1, 5), load(2, 4)], curve(printed, 24)) == []
+    assert by_throughput([load(0, 24)], level) == [] == by_throughput([], level)
+
+
+def test_an_engine_with_more_samples_than_seats_is_as_fast_as_with_all_seats() -> None:
+    (move,) = by_throughput([load(0, 60), load(1, 0)], curve(lambda n: n * 80.0, 24))
+    assert len(move.samples) >= 22 * 0.95
+    assert 60 - len(move.samples) >= len(move.samples)
+
+
+steps = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=30)
+
+
+@given(st.lists(st.integers(0, 40), max_size=7), steps)
+def test_each_pair_gains_and_keeps_its_order(counts: list[int], rises: list[float]) -> None:
+    throughput = np.concatenate([[0.0], np.cumsum(rises)])
+    loads = [load(engine, count) for engine, count in enumerate(counts)]
+    moves = by_throughput(loads, throughput)
+
+    def speed(count: int) -> float:
+        return float(throughput[min(count, len(throughput) - 1)])
+
+    for move in moves:
+        many, few, moved = counts[move.source], counts[move.destination], len(move.samples)
+        assert set(move.samples) <= {sample for _, _, sample in loads[move.source].running}
+        assert many - moved >= few + moved
+        before, after = speed(many) + speed(few), speed(many - moved) + speed(few + moved)
+        assert after >= (1 + LEAST_GAIN) * before
+        best = max(speed(many - other) + speed(few + other) for other in range((many - few) // 2 + 1))
+        assert after - before >= 0.95 * (best - before) - 1e-6
+    taking_part = [engine for move in moves for engine in (move.source, move.destination)]
+    assert len(set(taking_part)) == len(taking_part)
+
+
+def test_by_throughput_too_a_destination_gets_no_more_than_it_has_room_for() -> None:
+    (move,) = by_throughput([load(0, 20), load(1, 0, free=250)], curve(printed, 24))
+    assert len(move.samples) == 2
+    (move,) = by_throughput([load(0, 20), load(1, 0)._replace(free_seats=3)], curve(printed, 24))
+    assert len(move.samples) == 3
 
 
 @pytest.mark.parametrize(("context", "tokens", "drafts"), [(700.0, 1.0, 0.0), (3100.4, 2.37, 6.125), (64.5, 1.5, 31.0)])
-def test_the_knee_of_a_profile_is_that_of_its_steps_one_by_one(context: float, tokens: float, drafts: float) -> None:
+def test_throughput_of_a_profile_is_that_of_its_steps_one_by_one(context: float, tokens: float, drafts: float) -> None:
     predictor = Predictor(StepModel(formula.profile()))
 
     def throughput(count: int) -> float:
+        if not count:
+            return 0.0
         return count * tokens / predictor.step_seconds(count, round(count * context), round(count * drafts))
 
     for _ in range(2):
-        assert speculative_knee(predictor.seconds_of, context, tokens, drafts, 96) == knee(throughput, 96)
+        found = throughput_by_samples(predictor.seconds_of, context, tokens, drafts, 96)
+        assert found == pytest.approx(curve(throughput, 96))
         predictor.observe(16, 4096, 0, 0.02)
 
 
@@ -149,31 +191,33 @@ def roofline(corner: int, slope_s: float = 0.001) -> Predictor:
     return Predictor(StepModel(Profile(Subject("m", "h", "float32", 1), "derived", tuple(points))))
 
 
-def test_the_threshold_is_the_knee_or_what_was_given() -> None:
+def test_the_model_decides_unless_a_threshold_was_given() -> None:
     full, empty = status(0, 24), status(1, 1)
     policy = ReallocationPolicy(0, 1)
     assert policy.decide([full, empty], numbers(full, empty)) == []
     policy = ReallocationPolicy(0, 1)
     policy.predictor = roofline(6)
     (order,) = policy.decide([full, empty], numbers(full, empty))
-    assert (policy.threshold, order.source, order.destination, len(order.samples)) == (6, 0, 1, 5)
-    (order,) = (given := ReallocationPolicy(19, 1)).decide([full, empty], numbers(full, empty))
-    assert (given.threshold, len(order.samples)) == (19, 5)
+    # Throughput is level from six samples on: five more make the emptier engine as fast as it can be.
+    assert (order.source, order.destination, len(order.samples)) == (0, 1, 5)
+    (order,) = ReallocationPolicy(19, 1).decide([full, empty], numbers(full, empty))
+    assert len(order.samples) == 5
+    (order,) = ReallocationPolicy(12, 1).decide([full, empty], numbers(full, empty))
+    assert len(order.samples) == 11
 
 
-def test_the_threshold_follows_what_steps_really_take() -> None:
-    """Steps of many samples turn out slower than profiled: fewer of them are worth it."""
+def test_decisions_follow_what_steps_really_take() -> None:
+    """Steps of many samples turn out slower than profiled: then more of them are better elsewhere."""
     policy = ReallocationPolicy(0, 1)
-    policy.predictor = roofline(16)
-    full, empty = status(0, 30), status(1, 1)
-    policy.decide([full, empty], numbers(full, empty))
-    before = policy.threshold
+    policy.predictor = roofline(64)
+    full, empty = status(0, 30), status(1, 4)
+    # As profiled, throughput rises up to 64 samples: nothing is gained.
+    assert policy.decide([full, empty], numbers(full, empty)) == []
     for _ in range(60):
         for mean in (DecodeMean(20, 2000, 0, 0.045), DecodeMean(1, 1, 0, 0.01)):
             learn(policy.predictor, status(0, 30, decode=mean))
     later = status(0, 30, decode_steps=2000)
-    policy.decide([later, empty], numbers(later, empty))
-    assert before == 16 and policy.threshold < before
+    assert policy.decide([later, empty], numbers(later, empty))
 
 
 def test_engines_that_load_weights_or_have_others_are_left_alone() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rhyme_openrlhf
@@ -44,7 +45,7 @@ ONLY_LIVE = {"DecodeMean", "EngineStatus", "SampleStatus", "Unfinished", "learn"
 # The same as the simulator has it; what leaves questions out whose answer is known; and a recommended setting.
 ONLY_SIMULATED = (
     {"Decoding", "EngineLoad", "UnfinishedSamples", "speculation"}
-    | {"larger", "last_count", "speculative_knee"}
+    | {"larger", "last_count", "throughput_by_samples"}
     | {"usual_rank_groups"}
 )  # fmt: skip
 
@@ -60,14 +61,14 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
     (BatchLedger, "defer", lambda *_: False, DEFERRING),
     (outliers, "beta", lambda *_: 100.0, PIPELINE),
     (outliers, "last_count", lambda *_: 0, PIPELINE),
-    (reallocation, "reallocate", lambda *_: [], MOVING),
-    (reallocation, "knee", lambda *_: 1, MOVING),
+    (reallocation, "by_throughput", lambda *_: [], MOVING),
+    (reallocation, "by_threshold", lambda *_: [], dataclasses.replace(MOVING, threshold=4)),
     (reallocation.Cooldown, "due", lambda *_: False, MOVING),
     (tp_switch, "decide", lambda *_: None, SWITCHING),
     (tp_switch, "decide", lambda *_: None, Features("pipeline", switching="maximum")),
-    (reallocation, "reallocate", lambda *_: [], Features("pipeline", reallocation=True, interval=0.3)),
+    (reallocation, "by_throughput", lambda *_: [], Features("pipeline", reallocation=True, interval=0.3)),
     (ReallocationPolicy, "due", lambda *_: False, MOVING),
-    (reallocation, "speculative_knee", lambda *_: 1, MOVING),
+    (reallocation, "throughput_by_samples", lambda *_: np.zeros(9), MOVING),
     (MoveCosts, "cheaper", lambda *_: RECOMPUTE, SWITCHING),
     (MoveCosts, "choose", lambda *_: (RECOMPUTE, None), MOVING),
     (tp_switch.SwitchCost, "seconds", lambda *_: 1e9, SWITCHING),
@@ -168,7 +169,7 @@ def test_nothing_in_the_simulator_has_a_decisions_name() -> None:
         {name for tree in trees([room]).values() for name in defined(tree)} for room in ("scheduling", "simulation")
     )
     assert rules & simulated == set()
-    assert {"plan_shares", "decide", "reallocate", "outliers", "assign"} <= rules
+    assert {"plan_shares", "decide", "by_throughput", "outliers", "assign"} <= rules
 
 
 def formulas(files: Mapping[str, ast.Module]) -> dict[str, set[str]]:
