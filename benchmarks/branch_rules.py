@@ -42,7 +42,7 @@ class ByRule(Ours):
     """Our drafter with responses weighed by a rule."""
 
     def __init__(self, rule: Rule, rollouts: int) -> None:
-        super().__init__(HistoSpecSettings(), rollouts=rollouts)
+        super().__init__(HistoSpecSettings(shared_tokens=0), rollouts=rollouts)
         self._rule = rule
         self._groups: dict[str, list[tuple[Piece, ...]]] = {}
 

@@ -122,7 +122,9 @@ class Ours:
         names = [sample.name for sample in running]
         self._drafter.append(names, [sample.text[self._told[sample.name] :] for sample in running])
         self._told.update({sample.name: len(sample.text) for sample in running})
-        return self._drafter.draft(names)
+        drafts = self._drafter.draft(names)
+        self._drafter.computing()
+        return drafts
 
     def verified(self, sample: Sample, drafted: int, accepted: int) -> str:
         if not drafted:

@@ -46,9 +46,10 @@ constexpr double PRIOR_DRAFTS = 10.0, MOST_COUNTED = 200.0;
 // by this factor drafts are as long as in the best of the tried rules.
 constexpr double SHARED_FIRST = 0.05, SHARED_STOP = 0.1;
 constexpr float SHARED_FAITH = 0.82f;
-// Tokens that a step enters into what all prompts share (a tenth of a millisecond), and of each sample among them: no
-// draft is longer by default.
-constexpr Place SHARED_A_STEP = 1024;
+// Tokens that are entered into what all prompts share before a step's drafts (0.03 ms; as many as a few hundred samples
+// write in a step), during its forward pass (a tenth of a millisecond), and of each sample: no draft is longer by
+// default.
+constexpr Place SHARED_BEFORE = 448, SHARED_MEANWHILE = 1024;
 constexpr std::int32_t SHARED_A_SAMPLE = 33;
 // Steps in which what all prompts share is tried, steps that it rests where it did not pay, and the accepted tokens a
 // sample and step from which on it pays: it takes about a hundredth of a small model's step.
@@ -118,7 +119,8 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
     rest_or_try();
     if (sharing_) {
         could_gain_ += static_cast<std::int64_t>(batch_.size());
-        enter_shared(samples);
+        enter_shared(samples, SHARED_BEFORE);
+        best_shared_ = double{shared_.best()};
     }
     const std::span<const BatchItem> batch = batch_;
     in_groups(batch, ENTERED_TOGETHER, [this](auto group) { enter(group); });
@@ -166,9 +168,6 @@ void Drafter::enter(std::span<const BatchItem> group) {
 }
 
 void Drafter::draft_group(std::span<const BatchItem> group) {
-    std::array<Shared::Hashes, DRAFTED_TOGETHER> ends;
-    for (std::size_t at = 0; sharing_ && at < group.size(); ++at)
-        ends[at] = shared_.hash(texts_.samples[group[at].row].known());
     for (int pass = 0; pass < 3; ++pass) {
         for (const BatchItem& item : group) {
             const Sample& sample = texts_.samples[item.row];
@@ -178,19 +177,19 @@ void Drafter::draft_group(std::span<const BatchItem> group) {
             if (pass == 1 && rules_.text.siblings) texts_.prefetch_siblings(sample);
         }
     }
+    std::array<OneDraft, DRAFTED_TOGETHER> drafts;
+    for (std::size_t at = 0; at < group.size(); ++at) {
+        Sample& sample = texts_.samples[group[at].row];
+        const Place room = room_of(sample);
+        if (room > 0)
+            drafts[at] = draft_one(sample, room, whole_ ? room : std::min<Place>(sample.window, room),
+                                   place_in(tokens_, group[at], room), place_in(probabilities_, group[at], room));
+    }
+    if (sharing_) draft_shared(group, std::span(drafts).first(group.size()));
     for (std::size_t at = 0; at < group.size(); ++at) {
         const BatchItem& item = group[at];
+        const OneDraft& draft = drafts[at];
         Sample& sample = texts_.samples[item.row];
-        const Place room = std::min<Place>(rules_.window_max, sample.limit - sample.count - 1);
-        OneDraft draft;
-        if (room > 0) {
-            const auto begin = static_cast<std::size_t>(rules_.window_max * item.number);
-            const auto tokens = std::span(tokens_).subspan(begin, room);
-            const auto probabilities = std::span(probabilities_).subspan(begin, room);
-            draft =
-                draft_one(sample, room, whole_ ? room : std::min<Place>(sample.window, room), tokens, probabilities);
-            if (sharing_) draft = draft_shared(sample, ends[at], draft, tokens, probabilities);
-        }
         sample.number = item.number;
         sample.source = draft.source;
         sample.matched = static_cast<std::int32_t>(draft.matched);
@@ -255,11 +254,31 @@ Drafter::OneDraft Drafter::draft_one(Sample& sample, Place room, Place window, s
     return draft;
 }
 
+// Draft from what all prompts share where that is better than the samples' own drafts. It is not asked where no guess
+// can be.
+void Drafter::draft_shared(std::span<const BatchItem> group, std::span<OneDraft> drafts) {
+    std::array<Shared::Hashes, DRAFTED_TOGETHER> ends;
+    std::array<bool, DRAFTED_TOGETHER> asked{};
+    for (std::size_t at = 0; at < group.size(); ++at) {
+        const Sample& sample = texts_.samples[group[at].row];
+        asked[at] = room_of(sample) > 0 &&
+                    (!drafts[at].size || first_tokens_.rate(drafts[at].source, drafts[at].matched) < best_shared_);
+        if (asked[at]) ends[at] = shared_.hash(sample.known());
+    }
+    for (std::size_t at = 0; at < group.size(); ++at) {
+        const Sample& sample = texts_.samples[group[at].row];
+        const Place room = room_of(sample);
+        if (asked[at])
+            drafts[at] = better_of(sample, ends[at], drafts[at], place_in(tokens_, group[at], room),
+                                   place_in(probabilities_, group[at], room));
+    }
+}
+
 // Draft from what all prompts share, if that is better than the draft `own` in `out`: if its first token is more likely
 // right, and against history if more of it is expected to be right. `ends`: of the sample's last tokens. Else `out`
 // stays as it is.
-Drafter::OneDraft Drafter::draft_shared(const Sample& sample, const Shared::Hashes& ends, const OneDraft& own,
-                                        std::span<Token> out, std::span<float> probabilities) const {
+Drafter::OneDraft Drafter::better_of(const Sample& sample, const Shared::Hashes& ends, const OneDraft& own,
+                                     std::span<Token> out, std::span<float> probabilities) const {
     const Shared::Guess first = shared_.guess(ends);
     Shared::Guess guess = first;
     const double least = own.size ? first_tokens_.rate(own.source, own.matched) : 0.0;
@@ -298,10 +317,12 @@ void Drafter::rest_or_try() {
     could_gain_ = gained_ = 0;
 }
 
-// Enter what the samples have written since the last step. Of more tokens than a step enters the rest is left out, of
-// other samples each time.
-void Drafter::enter_shared(std::span<const std::int64_t> samples) {
-    Place left = SHARED_A_STEP;
+void Drafter::enter_shared() {
+    if (sharing_) enter_shared(last_, SHARED_MEANWHILE);
+}
+
+// Enter at most `left` tokens that the samples have written, beginning at another sample each time.
+void Drafter::enter_shared(std::span<const std::int64_t> samples, Place left) {
     std::array<Shared::Hashes, ENTERED_TOGETHER> hashes;
     std::array<Token, ENTERED_TOGETHER> tokens;
     std::size_t waiting = 0;
@@ -311,25 +332,25 @@ void Drafter::enter_shared(std::span<const std::int64_t> samples) {
     };
     const std::size_t first =
         samples.empty() ? 0 : static_cast<std::size_t>(steps_left_) * DRAFTED_TOGETHER % samples.size();
-    for (std::size_t number = 0; number < samples.size(); ++number) {
+    for (std::size_t number = 0; number < samples.size() && left; ++number) {
         const std::int64_t named = samples[(first + number) % samples.size()];
-        if (named == NO_SAMPLE) continue;
+        // A sample of the last step may have ended since.
+        if (named == NO_SAMPLE || !texts_.samples[named].running) continue;
         Sample& sample = texts_.samples[named];
         const auto text = std::span<const Token>(sample.text).first(sample.written);
-        for (Place at = std::max(sample.shared, sample.written - SHARED_A_SAMPLE); at < sample.written && left; ++at) {
-            hashes[waiting] = shared_.hash(text.first(at));
-            tokens[waiting++] = text[at];
-            --left;
+        sample.shared = std::max(sample.shared, sample.written - SHARED_A_SAMPLE);
+        for (; sample.shared < sample.written && left; ++sample.shared, --left) {
+            hashes[waiting] = shared_.hash(text.first(sample.shared));
+            tokens[waiting++] = text[sample.shared];
             if (waiting == ENTERED_TOGETHER) enter_waiting();
         }
-        sample.shared = std::max(sample.shared, sample.written);
     }
     enter_waiting();
 }
 
 void Drafter::finish(std::int64_t sample) {
     texts_.running(sample);
-    if (sharing_) enter_shared(std::span(&sample, 1));
+    if (sharing_) enter_shared(std::span(&sample, 1), SHARED_MEANWHILE);
     texts_.finish(sample);
 }
 

@@ -85,6 +85,9 @@ public:
     // before its first token), beyond the window below the extend confidence. `whole`: drafts are as long as there is
     // room and any hope, because a planner cuts them.
     Drafts draft(std::span<const std::int64_t> samples, bool whole);
+    // Enter what the last step's samples have written into what all prompts share, as far as the step itself has not.
+    // Meant for the time of a forward pass; the next drafts are made with it.
+    void enter_shared();
     // Record the verification of each sample's last draft: tokens verified (at least one), and how many of them were
     // accepted. Throws std::invalid_argument, and records nothing, for impossible numbers.
     Attribution verified(std::span<const std::int64_t> samples, std::span<const std::int64_t> verified,
@@ -112,9 +115,19 @@ private:
     void enter(std::span<const BatchItem> group);
     void draft_group(std::span<const BatchItem> group);
     OneDraft draft_one(Sample& sample, Place room, Place window, std::span<Token> out, std::span<float> probabilities);
-    OneDraft draft_shared(const Sample& sample, const Shared::Hashes& ends, const OneDraft& own, std::span<Token> out,
-                          std::span<float> probabilities) const;
-    void enter_shared(std::span<const std::int64_t> samples);
+    // The most tokens of the sample's next draft; none at the end of its text.
+    Place room_of(const Sample& sample) const {
+        return std::min<Place>(rules_.window_max, sample.limit - sample.count - 1);
+    }
+    // The place of a sample's draft among those of the step.
+    template <typename Value>
+    std::span<Value> place_in(std::vector<Value>& step, const BatchItem& item, Place room) const {
+        return std::span(step).subspan(static_cast<std::size_t>(rules_.window_max * item.number), room);
+    }
+    void draft_shared(std::span<const BatchItem> group, std::span<OneDraft> drafts);
+    OneDraft better_of(const Sample& sample, const Shared::Hashes& ends, const OneDraft& own, std::span<Token> out,
+                       std::span<float> probabilities) const;
+    void enter_shared(std::span<const std::int64_t> samples, Place left);
     void rest_or_try();
 
     Rules rules_;
@@ -122,9 +135,10 @@ private:
     Shared shared_;
     // First tokens of drafts, by source and matched tokens: how many were accepted, of how many.
     FirstTokens first_tokens_;
-    // Whether what all prompts share is drafted from in this step, the steps until that is decided again, and since
-    // then the samples that it could draft for and its accepted tokens.
+    // Whether what all prompts share is drafted from in this step, its best probability then, the steps until that is
+    // decided again, and since then the samples that it could draft for and its accepted tokens.
     bool sharing_ = false;
+    double best_shared_ = 0.0;
     std::int64_t steps_left_ = 0, could_gain_ = 0, gained_ = 0;
 
     // The step under way: its rules, its samples ordered by prompt, and the drafts with gaps.

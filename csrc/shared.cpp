@@ -61,8 +61,16 @@ Shared::Known Shared::longest_known(const Hashes& hashes) const {
 Shared::Guess Shared::guess(const Hashes& hashes) const {
     const auto [order, slot] = longest_known(hashes);
     if (slot == nullptr) return {};
-    const Kind& kind = kinds_[order][slot->votes];
-    return {slot->token, ORDERS[order], (kind.right + PRIOR * PRIOR_GUESSES) / (kind.all + PRIOR_GUESSES)};
+    return {slot->token, ORDERS[order], kinds_[order][slot->votes].probability()};
+}
+
+float Shared::Kind::probability() const { return (right + PRIOR * PRIOR_GUESSES) / (all + PRIOR_GUESSES); }
+
+float Shared::best() const {
+    float best = 0.0f;
+    for (const auto& by_votes : kinds_)
+        for (const Kind& kind : by_votes) best = std::max(best, kind.probability());
+    return best;
 }
 
 void Shared::enter(const Hashes& hashes, Token token) {

@@ -43,6 +43,8 @@ public:
     Hashes hash(std::span<const Token> text) const;
     // Guess what follows a text with these hashes.
     Guess guess(const Hashes& hashes) const;
+    // The probability that the likeliest guess of any kind is right.
+    float best() const;
     // Enter that `token` followed a text with these hashes.
     void enter(const Hashes& hashes, Token token);
 
@@ -60,6 +62,7 @@ private:
     // Guesses of one kind, and how many of them were right.
     struct Kind {
         float right = 0.0f, all = 0.0f;
+        float probability() const;
     };
     struct Known {
         std::size_t order = 0;

@@ -127,6 +127,9 @@ class Drafter:
     ) -> tuple[_Int64s, _Int64s, _Int64s]:
         """Return each draft's source, its number in the last step or -1, and the accepted tokens by source."""
 
+    def enter_shared(self) -> None:
+        """Enter what the last step's samples have written into what all prompts share."""
+
     def window(self, sample: int) -> int: ...
     def finish(self, sample: int) -> None: ...
     @property

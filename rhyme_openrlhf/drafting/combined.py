@@ -221,6 +221,9 @@ class HistoryAndModel(DraftSource):
         self._unused = {}
         self._model.leave_out()
 
+    def computing(self) -> None:
+        self._history.computing()
+
     def took(self, passes: bool, running: int, seconds: float) -> None:
         self._rule.took(passes, running, seconds)
 

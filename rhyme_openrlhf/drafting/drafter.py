@@ -125,6 +125,9 @@ class HistoryDrafter(DraftSource):
         """Return the drafts of these requests, as `propose`. Raises KeyError for a request that has not started."""
         return self.propose(self._samples_of(requests), whole)
 
+    def computing(self) -> None:
+        self._core.enter_shared()
+
     def verified(self, drafts: Verified) -> Attribution:
         """Note the tokens verified of each request's last draft, and how many of them were accepted.
 

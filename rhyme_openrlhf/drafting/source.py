@@ -97,6 +97,9 @@ class DraftSource:
         """
         raise NotImplementedError
 
+    def computing(self) -> None:
+        """Do what delays no decode step, while a forward pass runs."""
+
     def took(self, passes: bool, running: int, seconds: float) -> None:
         """Note the `seconds` of a step of `running` samples, behind which the worker proposed (`passes`) or did not."""
 

@@ -5,7 +5,7 @@ pacing where it runs on another machine's clock. What a part is told: scheduler_
 scheduler for asynchronous scheduling, so the class has a twin with that one as its base.
 
 Invariants: scheduling decisions are vLLM's own; the order of parts is the order in which they hear of a step. Checked
-against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`, `v1/core/sched/async_scheduler.py`.
+against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`, `v1/core/sched/async_scheduler.py`, `v1/engine/core.py`.
 """
 
 from __future__ import annotations
@@ -111,6 +111,12 @@ class EngineScheduler(Scheduler):
         for part in self.parts:
             part.scheduled(output, before)
         return output
+
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        """Make the step's grammar masks. vLLM asks for them when the step's forward pass has begun."""
+        for part in self.parts:
+            part.computing()
+        return super().get_grammar_bitmask(scheduler_output)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take in what a step computed, and tell the parts of it."""

@@ -3,8 +3,10 @@
 The search has two parts. It first simulates the run's own number of engines with each set of features that
 `rhyme train` accepts. It then simulates other numbers of engines with the run's own features and with the best set.
 
-Invariants: the recommendation trains on samples that are no older than the recorded run's; it is the smallest number
-of engines that keeps `KEPT` of the most samples a second; every candidate has the run's lengths, trainer and speed.
+Invariants:
+- The recommendation trains on samples that are no older than the recorded run's.
+- It is the smallest number of engines that keeps `KEPT` of the most samples a second.
+- Every candidate has the run's lengths, trainer and speed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ MODEL = "draft_model"
 
 def source(planned: bool = False, samples: int = 2) -> HistoryAndModel:
     """A source whose sample "0" has a history that goes on as RESPONSE; the others have none."""
-    made = HistoryAndModel(HistoSpecSettings(own_output=False, siblings=False), MODEL, TOKENS, timed=False)
+    made = HistoryAndModel(
+        HistoSpecSettings(own_output=False, siblings=False, shared_tokens=0), MODEL, TOKENS, timed=False
+    )
     made.install("known", build_index([Piece([], RESPONSE, 1.0)]))
     for number in range(samples):
         made.start(str(number), "unknown" if number else "known", RESPONSE[:3], 1, 2000)

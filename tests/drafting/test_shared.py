@@ -160,7 +160,9 @@ class Sharing(HistoryDrafter):
         self.append([name], [tokens])
 
     def proposed(self, *names: str, whole: bool = False) -> Drafts:
-        return self.propose(self._samples_of(names), whole)
+        drafts = self.propose(self._samples_of(names), whole)
+        self.computing()
+        return drafts
 
 
 def test_other_prompts_say_what_follows() -> None:

@@ -21,7 +21,7 @@ FROZEN = {
     "--histospec.prefix_max": 16,
     "--histospec.prefix_min": 2,
     "--histospec.siblings": True,
-    "--histospec.shared_tokens": 0,
+    "--histospec.shared_tokens": 262144,
     "--histospec.extend_confidence": 0.7,
     "--histospec.stop_confidence": 0.5,
     "--histospec.own_output": True,

@@ -53,6 +53,9 @@ class Part:
     def scheduled(self, output: Any, before: DecodeStep | None) -> None:
         """Hear of a scheduled decode step (vLLM's SchedulerOutput), and of the one before it if that was timed."""
 
+    def computing(self) -> None:
+        """Act while the forward pass of the scheduled step runs: on a GPU that delays nothing."""
+
     def verified(self, drafts: Verified) -> None:
         """Hear of the drafts that a step verified, while their requests are known."""
 

@@ -260,6 +260,9 @@ class Drafting(Part):
             output.num_spec_tokens_to_schedule = 0
         self._passes = proposes
 
+    def computing(self) -> None:
+        self.source.computing()
+
     def verified(self, drafts: Verified) -> None:
         self._accepted += sum(drafts.accepted)
         came = self.source.verified(drafts)
