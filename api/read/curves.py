@@ -1,4 +1,8 @@
-"""Curves of a run: columns of `steps`, figures computed from them, and metrics. They are down-sampled here."""
+"""Curves of a run: columns of `steps`, figures computed from them, and metrics. They are down-sampled here.
+
+A curve's x is the step, or where the run was at the end of the step: seconds since its first step began, response
+tokens, or samples, both summed over all steps up to that one. Steps for which that is not known are left out.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,15 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.curve_points import read_points
 from rhyme_openrlhf.api.read.downsampling import downsample
+from rhyme_openrlhf.api.read.smoothing import smoothed
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.curve_blocks import NO_POINTS, Points, metric_names
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.step_figures import COLUMNS, FIGURES
 
-Axis = Literal["step", "time"]
+Axis = Literal["step", "time", "tokens", "samples"]
+# The column of a step that each axis adds up; time is not added up.
+_ADDED_UP: dict[Axis, str] = {"tokens": "response_tokens", "samples": "samples"}
 # A chart's width in pixels, and more than any chart has.
 POINTS = 500
 MOST_POINTS = 5000
@@ -25,12 +32,13 @@ MOST_POINTS = 5000
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve. `x`: steps, or seconds since the run's first step began. `count`: points before down-sampling."""
+    """A curve. `x`: its axis. `count`: points before down-sampling. `smooth`: its moving average, if one was asked."""
 
     name: str
     x: list[float]
     values: list[float | None]
     count: int
+    smooth: Curve | None = None
 
 
 def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
@@ -40,40 +48,52 @@ def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
 
 
 def curves(
-    session: Session, uid: str, names: Sequence[str], from_step: int, to_step: int, points: int, axis: Axis = "step"
-) -> list[Curve]:
+    session: Session, uid: str, names: Sequence[str], from_step: int, to_step: int, points: int, axis: Axis = "step",
+    smooth: float = 0.0,
+) -> list[Curve]:  # fmt: skip
     """Return one curve per name, in this order; an unknown name gives an empty curve. `uid`: the run's.
 
-    Columns and figures take precedence over metrics of the same name. Raises NotFoundError.
+    `smooth`: the weight of a moving average over all steps that are read (smoothing.py); 0: none. Columns and figures
+    take precedence over metrics of the same name. Raises NotFoundError.
     """
     ends = ["finished_at"] if axis == "time" else []
     found = read_points(session, uid, [*names, *ends], from_step, to_step)
-    begin = _begin(session, uid) if axis == "time" else None
+    places = None
+    if axis == "time":
+        places = _since_the_start(session, uid, found["finished_at"])
+    elif axis != "step":
+        column = _ADDED_UP[axis]
+        places = _added_up(read_points(session, uid, [column], 0, to_step)[column])
     shown = []
     for name in names:
-        x = found[name].steps.astype(np.float64)
-        values = found[name].values
-        if axis == "time":
-            x, values = _timed(found[name], found["finished_at"], begin)
-        shown.append(Curve(name, *downsample(x, values, points), count=len(x)))
+        x, values = found[name].steps.astype(np.float64), found[name].values
+        if places is not None:
+            x, values = _placed(found[name], places)
+        average = None
+        if smooth:
+            average = Curve(name, *downsample(x, smoothed(values, smooth), points), count=len(x))
+        shown.append(Curve(name, *downsample(x, values, points), count=len(x), smooth=average))
     return shown
 
 
-def _begin(session: Session, uid: str) -> float | None:
-    """Return the start of the run's first step in unix seconds."""
+def _since_the_start(session: Session, uid: str, ends: Points) -> Points:
+    """Return the seconds from the start of the run's first step to the end of each step."""
     begins = read_points(session, uid, ["started_at"], 0, INT32)["started_at"].values
     known = begins[~np.isnan(begins)]
-    return float(known.min()) if len(known) else None
+    return Points(ends.steps, ends.values - known.min()) if len(known) else NO_POINTS
 
 
-def _timed(points: Points, ends: Points, begin: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the points' values with their x as seconds from `begin` to the end of their step.
+def _added_up(amounts: Points) -> Points:
+    """Return the sum of all amounts up to each step; a step without one is not known, and adds nothing."""
+    sums = np.cumsum(np.nan_to_num(amounts.values))
+    return Points(amounts.steps, np.where(np.isnan(amounts.values), np.nan, sums))
 
-    Points whose step has no known end are left out.
-    """
-    if begin is None or not len(ends.steps):
+
+def _placed(points: Points, places: Points) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the points' values with the places of their steps as x, without points whose place is not known."""
+    if not len(places.steps):
         return NO_POINTS.values, NO_POINTS.values
-    at = np.minimum(np.searchsorted(ends.steps, points.steps), len(ends.steps) - 1)
-    moments = np.where(ends.steps[at] == points.steps, ends.values[at], np.nan)
-    known = ~np.isnan(moments)
-    return moments[known] - begin, points.values[known]
+    at = np.minimum(np.searchsorted(places.steps, points.steps), len(places.steps) - 1)
+    x = np.where(places.steps[at] == points.steps, places.values[at], np.nan)
+    known = ~np.isnan(x)
+    return x[known], points.values[known]

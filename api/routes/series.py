@@ -16,6 +16,7 @@ from rhyme_openrlhf.api.read.comparison import COMPARED, MAX_COMPARED, differing
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curve_names, curves
 from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
 from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.read.smoothing import MOST_WEIGHT
 from rhyme_openrlhf.api.read.timeline import MAX_LANES, timeline
 from rhyme_openrlhf.api.store.bounds import INT32, UidText, View
 from rhyme_openrlhf.api.store.lookup import find_run
@@ -41,6 +42,9 @@ Names = Annotated[
     ),
 ]
 Points = Annotated[int, Query(ge=4, le=MOST_POINTS, description="Most points of a curve.")]
+Smooth = Annotated[
+    float, Query(ge=0, le=MOST_WEIGHT, description="Weight of a moving average, which replaces the values; 0: none.")
+]
 
 
 class CurveNames(BaseModel):
@@ -146,11 +150,12 @@ def get_series(
     to_step: ToStep = INT32,
     points: Points = POINTS,
     axis: Axis = "step",
+    smooth: Smooth = 0.0,
 ) -> SeriesView:
     """Return down-sampled curves that keep the extremes of every stretch; an unknown name gives an empty curve."""
-    # No snapshot: one statement, or two with `axis=time`, of which the first reads a value that never changes.
+    # No snapshot: one statement, or two with another axis than steps. Steps that the second lacks are left out.
     with service.database.reading(snapshot=False) as session:
-        found = curves(session, uid, _split(names), from_step, to_step, points, axis)
+        found = curves(session, uid, _split(names), from_step, to_step, points, axis, smooth)
     return SeriesView(run=uid, axis=axis, curves=[_curve(curve) for curve in found])
 
 
@@ -179,15 +184,16 @@ def compare(
     names: Names = "reward,tokens_per_second",
     points: Points = POINTS,
     axis: Axis = "step",
+    smooth: Smooth = 0.0,
 ) -> Comparison:
-    """Compare runs: curves by step or by time, figures, and their ratios to the first run's."""
+    """Compare runs: curves, figures, and their ratios to the first run's."""
     compared: list[Compared] = []
     with service.database.reading() as session:
         for uid in run:
             row = find_run(session, uid)
             figures = figures_of(session, row)
             first = compared[0].figures if compared else figures
-            found = curves(session, row.uid, _split(names), 0, INT32, points, axis)
+            found = curves(session, row.uid, _split(names), 0, INT32, points, axis, smooth)
             compared.append(
                 Compared(
                     run=_summary(session, row),
@@ -222,7 +228,7 @@ def _split(names: str) -> list[str]:
 
 
 def _curve(curve: Curve) -> CurveView:
-    return CurveView.model_validate(curve)
+    return CurveView.model_validate(curve.smooth or curve)
 
 
 def _summary(session: Session, run: Run) -> RunSummary:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curves
+from rhyme_openrlhf.api.read.smoothing import MOST_WEIGHT
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
 
@@ -22,7 +23,8 @@ MOST_STEPS_SHOWN = 60
 class Window(BaseModel):
     """The query parameters of a figure; a figure with more parameters has a subclass of it as `options`.
 
-    `scale`: the y axis of figures whose values are easier to compare on a logarithmic axis.
+    `scale`: the y axis of figures whose values are easier to compare on a logarithmic axis. `smooth`: the weight of the
+    moving average that is drawn over each line.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -31,6 +33,7 @@ class Window(BaseModel):
     to_step: int = Field(default=INT32, ge=0, le=INT32)
     axis: Axis = "step"
     scale: Literal["linear", "log"] = "linear"
+    smooth: float = Field(default=0.0, ge=0, le=MOST_WEIGHT)
     points: int = Field(default=POINTS, ge=4, le=MOST_POINTS)
 
 
@@ -58,7 +61,9 @@ def curves_of(*names: str) -> Callable[[Session, Run, Window], dict[str, Curve]]
     """Return a query for curves by their names in `api/read/curves.py`."""
 
     def ask(session: Session, run: Run, window: Window) -> dict[str, Curve]:
-        found = curves(session, run.uid, names, window.from_step, window.to_step, window.points, window.axis)
+        found = curves(
+            session, run.uid, names, window.from_step, window.to_step, window.points, window.axis, window.smooth
+        )
         return {curve.name: curve for curve in found}
 
     return ask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from plotly.graph_objects import Figure
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.comparison import MAX_COMPARED
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, curves
+from rhyme_openrlhf.api.read.smoothing import MOST_WEIGHT
 from rhyme_openrlhf.api.store.bounds import INT32, UidText
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
@@ -31,6 +32,8 @@ class RunsWindow(BaseModel):
     from_step: int = Field(default=0, ge=0, le=INT32)
     to_step: int = Field(default=INT32, ge=0, le=INT32)
     axis: Axis = "step"
+    scale: Literal["linear", "log"] = "linear"
+    smooth: float = Field(default=0.0, ge=0, le=MOST_WEIGHT)
     points: int = Field(default=POINTS, ge=4, le=MOST_POINTS)
     metric: str = Field(default="", max_length=METRIC_LENGTH, pattern=r"^[^\x00]*$")
 
@@ -54,9 +57,12 @@ class RunsFigure:
         found = []
         runs = [find_run(session, uid) for uid in options.run]
         for run, name in zip(runs, run_names(runs), strict=True):
-            asked = curves(session, run.uid, wanted, options.from_step, options.to_step, options.points, options.axis)
+            asked = curves(
+                session, run.uid, wanted, options.from_step, options.to_step, options.points, options.axis,
+                options.smooth,
+            )  # fmt: skip
             found.append((name, next((curve for curve in asked if has_values(curve)), asked[0])))
-        return of_runs(found, options.axis, text.label(wanted[0]), self.share)
+        return of_runs(found, options, text.label(wanted[0]), self.share)
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:

@@ -13,7 +13,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.comparison import MAX_COMPARED, differing, everything_of, figures_of, ratio
-from rhyme_openrlhf.api.read.curves import Axis
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
 from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.api.store.lookup import find_run
@@ -23,6 +22,7 @@ from rhyme_openrlhf.api.store.status import ACTIVE
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, run_names
 from rhyme_openrlhf.webui.pages.rendering import PageDep
+from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
 from rhyme_openrlhf.webui.run.recorded_settings import is_own, rows_of
 from rhyme_openrlhf.webui.site import text
 
@@ -82,8 +82,8 @@ class Cell:
 @router.get("/compare")
 def compare_page(
     page: PageDep,
+    view: CurveViewDep,
     run: Annotated[list[UidText], Query(max_length=MAX_COMPARED + 1)] = [],  # noqa: B006 (FastAPI copies it)
-    axis: Axis = "step",
     metric: Annotated[list[Annotated[str, Query(max_length=METRIC_LENGTH)]], Query(max_length=METRICS + 1)] = [],  # noqa: B006
 ) -> HTMLResponse:
     """Render runs side by side; the address holds all choices."""
@@ -101,13 +101,14 @@ def compare_page(
         context = _compared(session, rows) if len(rows) > 1 else {"runs": []}
         single = rows[0].name if len(rows) == 1 else ""
         known = _metrics(session, rows)
-    query = urlencode([("run", uid) for uid in uids] + ([("axis", axis)] if axis != "step" else []))
+    query = urlencode([*(("run", uid) for uid in uids), *view.chosen.items()])
     return page.render(
         "compare.html",
         uids=uids,
         single=single,
         offered=offered,
-        axis=axis,
+        view=view,
+        switches=view.switches(page),
         query=f"?{query}",
         metrics=metrics,
         known_metrics=[name for name in known if name not in metrics],

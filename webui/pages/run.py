@@ -73,7 +73,7 @@ def run_page(uid: RunUid, page: PageDep, view: CurveViewDep) -> HTMLResponse:
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = {**run_context(page, session, run), "tiles": _tiles(session, run)}
-    return page.render("run.html", uid=uid, view=view, switches=view.switches(page, scales=False), **context)
+    return page.render("run.html", uid=uid, view=view, switches=view.switches(page), **context)
 
 
 @router.get("/ui/runs/{uid}/parts/header")

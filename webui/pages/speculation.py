@@ -44,7 +44,7 @@ def speculation_page(
         "speculation.html",
         uid=uid,
         view=view,
-        switches=view.switches(page, scales=False),
+        switches=view.switches(page),
         looks=f"?{urlencode(looks)}",
         first=first,
         last=last,

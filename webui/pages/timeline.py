@@ -44,6 +44,9 @@ LANE_CHOICES = (8, 16, 32, 64, MAX_LANES)
 # The figure's height (figures.css) by the largest number of lanes.
 HEIGHTS = ((6, ""), (12, "tall"), (24, "taller"), (MAX_LANES, "tallest"))
 
+# The bar chart is of steps; between them there is only time.
+BAR_AXES: dict[Axis, str] = {"step": "Steps", "time": "Time"}
+
 # Entries of the legend for windows too narrow for a legend within the figure: (name, colour).
 STATE_LEGEND = [(NAMES[state], color) for state, color in palette.LANES.items()] + [("Trainer's stages", palette.STAGE)]
 LEVEL_LEGEND = [(name, color) for name, _, color in LEVELS]
@@ -100,8 +103,8 @@ def timeline_page(uid: RunUid, page: PageDep, asked: AskedQuery) -> HTMLResponse
         views=[(name, title, name == asked.view, page.url_with(view=name)) for name, (title, _) in VIEWS.items()],
         step_choices=sorted({*STEP_CHOICES, asked.steps}),
         lane_choices=sorted({*LANE_CHOICES, asked.most_lanes}),
-        switches=CurveView(asked.axis, "linear").switches(page, scales=False),
-        bars_query=CurveView(asked.axis, "linear").query,
+        switches=[CurveView(asked.axis).axis_switch(page, BAR_AXES)],
+        bars_query=CurveView(asked.axis).query,
         piece_url=url_with(f"/ui/runs/{uid}/parts/timeline", page.request.query_params.multi_items(), {}),
         **context,
     )

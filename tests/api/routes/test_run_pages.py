@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from typing import Any
 
@@ -96,6 +97,15 @@ def test_curves_of_columns_metrics_and_nothing(reported: Any) -> None:
     assert by_name["never"] == {"name": "never", "x": [], "values": [], "count": 0}
     timed = get(reported, f"{ONE}/series", names="reward", axis="time")
     assert timed["curves"][0]["x"][0] == pytest.approx(9.0)
+    steps = get(reported, f"{ONE}/series", names="samples,response_tokens,reward")["curves"]
+    for axis, amounts in (("samples", steps[0]), ("tokens", steps[1])):
+        (curve,) = get(reported, f"{ONE}/series", names="reward", axis=axis, from_step=2)["curves"]
+        # Steps before the window count too.
+        assert curve["x"] == list(itertools.accumulate(amounts["values"]))[1:]
+    (smooth,) = get(reported, f"{ONE}/series", names="reward", smooth=0.5)["curves"]
+    first, second, *_ = steps[2]["values"]
+    assert smooth["values"][:2] == [pytest.approx(first), pytest.approx((first + 2 * second) / 3)]
+    assert reported.viewer.get(f"{ONE}/series", params={"names": "reward", "smooth": 1}).status_code == 422
     names = get(reported, f"{ONE}/series/names")
     assert "policy_loss" in names["metrics"] and "speculation_rate" in names["figures"]
     assert reported.viewer.get(f"{ONE}/series", params={"names": ","}).status_code == 422

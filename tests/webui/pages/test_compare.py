@@ -130,13 +130,13 @@ def test_from_the_table_to_the_comparison_and_back(compared: Any, browser_page: 
     reward = page.locator("[data-name='compare-reward']")
     expect(reward).to_have_attribute("data-state", "drawn")
     assert reward.locator(".scatterlayer .trace path.js-line").count() == 2
-    page.get_by_role("link", name="By time").click()
+    page.get_by_role("link", name="Time", exact=True).click()
     expect(page).to_have_url(re.compile("axis=time"))
     expect(reward).to_have_attribute("data-state", "drawn")
     expect(reward).to_contain_text("Seconds since the first step")
     address = page.url
     page.reload()
-    expect(page.get_by_role("link", name="By time")).to_have_attribute("aria-current", "true")
+    expect(page.get_by_role("link", name="Time", exact=True)).to_have_attribute("aria-current", "true")
     page.go_back()
-    expect(page.get_by_role("link", name="By step")).to_have_attribute("aria-current", "true")
+    expect(page.get_by_role("link", name="Steps", exact=True)).to_have_attribute("aria-current", "true")
     assert address != page.url

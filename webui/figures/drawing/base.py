@@ -21,7 +21,16 @@ from rhyme_openrlhf.api.read.curves import Axis, Curve
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.site import text
 
-AXIS_TITLES: dict[Axis, str] = {"step": "Step", "time": "Seconds since the first step"}
+AXIS_TITLES: dict[Axis, str] = {
+    "step": "Step",
+    "time": "Seconds since the first step",
+    "tokens": "Response tokens so far",
+    "samples": "Samples so far",
+}
+# Under a moving average the curve itself stays visible, faintly.
+FAINT = 0.3
+# An axis of at most this many steps has a tick at every step; otherwise plotly.js would put some between steps.
+EVERY_STEP = 10
 # A curve with fewer points than this has a marker at each point, because a line of two points looks like a trend.
 MARKED_POINTS = 40
 # Values in this range are written in full, as 5,000; `exponentformat` alone would write 0.5e+4.
@@ -136,26 +145,44 @@ def lines(
     figure = blank(f"{description} {summary(drawn[0][1], share)}" if len(drawn) == 1 else description)
     for index, curve in drawn:
         color = palette.series_color(index)
-        figure.add_trace(
-            go.Scatter(
-                x=curve.x,
-                y=curve.values,
-                name=plain((names or {}).get(curve.name) or text.label(curve.name)),
-                mode="lines+markers" if len(curve.x) < MARKED_POINTS else "lines",
-                line={"color": color, "dash": palette.series_dash(index), "width": 2},
-                marker={"color": color, "symbol": palette.SYMBOLS[index % len(palette.SYMBOLS)], "size": 6},
-                connectgaps=False,
-            )
-        )
+        mode = "lines+markers" if len(curve.x) < MARKED_POINTS else "lines"
+        line = {"color": color, "dash": palette.series_dash(index), "width": 2}
+        marker = {"color": color, "symbol": palette.SYMBOLS[index % len(palette.SYMBOLS)], "size": 6}
+        name = plain((names or {}).get(curve.name) or text.label(curve.name))
+        figure.add_traces(curve_traces(curve, name, mode, line, marker))
     grows(figure, max(curve.x[-1] for _, curve in drawn))
     figure.update_layout(
-        xaxis={"title": {"text": AXIS_TITLES[options.axis]}},
+        xaxis=x_axis(options.axis, max(curve.x[-1] for _, curve in drawn)),
         yaxis=y_axis(y_title, options.scale, [value for _, curve in drawn for value in curve.values], share),
         showlegend=len(drawn) > 1,
         hovermode="x unified",
     )
     frame_values(figure)
     return figure
+
+
+def curve_traces(
+    curve: Curve, name: str, mode: str, line: dict[str, Any], marker: dict[str, Any] | None = None
+) -> list[go.Scatter]:
+    """Return the line of a curve; if it has a moving average, that line, over the faint line of the curve itself."""
+    style = {"line": line, "marker": marker or {}, "connectgaps": False, "name": name}
+    if curve.smooth is None:
+        return [go.Scatter(x=curve.x, y=curve.values, mode=mode, **style)]
+    raw = go.Scatter(
+        x=curve.x, y=curve.values, mode=mode, opacity=FAINT, showlegend=False, hoverinfo="skip",
+        **{**style, "line": {**line, "width": 1}, "name": f"{name} (not smoothed)"},
+    )  # fmt: skip
+    return [raw, go.Scatter(x=curve.smooth.x, y=curve.smooth.values, mode="lines", **style)]
+
+
+def x_axis(axis: Axis, end: float) -> dict[str, Any]:
+    """Return the x axis of curves that end at `end`; steps and samples are whole numbers."""
+    found: dict[str, Any] = {"title": {"text": AXIS_TITLES[axis]}}
+    if axis in ("step", "samples"):
+        found["tickformat"] = ",d"
+    if axis == "step" and end <= EVERY_STEP:
+        found["dtick"] = 1
+    return found
 
 
 def grows(figure: go.Figure, end: float) -> None:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.read.curves import Axis
 from rhyme_openrlhf.telemetry.metrics import bubble_share
 from rhyme_openrlhf.webui.figures.drawing import palette
-from rhyme_openrlhf.webui.figures.drawing.base import AXIS_TITLES, MARKED_POINTS, OnAxis, blank, frame, grows
+from rhyme_openrlhf.webui.figures.drawing.base import MARKED_POINTS, OnAxis, blank, frame, grows, x_axis
 from rhyme_openrlhf.webui.site import text
 
 # The state of an engine with nothing to run, as the end of a sentence "... mostly".
@@ -53,7 +53,8 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
 
     Many buckets are drawn as a stepped area.
     """
-    axis: Axis = options.axis
+    # Bars are of steps; in between there is only time.
+    axis: Axis = "time" if options.axis == "time" else "step"
     drawn = [one for one in buckets if one.engine_seconds > 0 and (axis == "step" or one.at is not None)]
     description = "Share of the engines' time in rollouts with nothing to run, by what they waited for."
     if not drawn:
@@ -91,7 +92,7 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
     figure.update_layout(
         barmode="stack",
         bargap=0.08,
-        xaxis={"title": {"text": AXIS_TITLES[axis]}},
+        xaxis=x_axis(axis, drawn[-1].last if axis == "step" else 0.0),
         yaxis={"title": {"text": "Bubble fraction"}, "tickformat": ".0%", "rangemode": "tozero"},
         showlegend=True,
         hovermode="closest",

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from rhyme_openrlhf.api.read.curves import Axis, Curve
+from rhyme_openrlhf.api.read.curves import Curve
 from rhyme_openrlhf.webui.figures.drawing import palette
-from rhyme_openrlhf.webui.figures.drawing.base import AXIS_TITLES, blank, has_values, plain, y_axis
+from rhyme_openrlhf.webui.figures.drawing.base import OnAxis, blank, curve_traces, has_values, plain, x_axis, y_axis
 from rhyme_openrlhf.webui.site import text
 
 
-def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: bool = False) -> go.Figure:
+def of_runs(runs: Sequence[tuple[str, Curve]], options: OnAxis, y_title: str, share: bool = False) -> go.Figure:
     """Draw one line per run from (name, curve) pairs in the order of the page.
 
     `share`: the values are shares from 0 to 1, written as percentages.
@@ -28,20 +28,13 @@ def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: 
         description += f" Without values: {', '.join(missing)}."
     figure = blank(description)
     for index, name, curve in drawn:
-        figure.add_trace(
-            go.Scatter(
-                x=curve.x,
-                y=curve.values,
-                name=plain(name),
-                # A single point needs a marker, because it makes no line.
-                mode="lines+markers" if len(curve.x) == 1 else "lines",
-                line={"color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2},
-                connectgaps=False,
-            )
-        )
+        # A single point needs a marker, because it makes no line.
+        mode = "lines+markers" if len(curve.x) == 1 else "lines"
+        line = {"color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2}
+        figure.add_traces(curve_traces(curve, plain(name), mode, line))
     figure.update_layout(
-        xaxis={"title": {"text": AXIS_TITLES[axis]}},
-        yaxis=y_axis(plain(y_title), "linear", [value for _, _, curve in drawn for value in curve.values], share),
+        xaxis=x_axis(options.axis, max(curve.x[-1] for _, _, curve in drawn)),
+        yaxis=y_axis(plain(y_title), options.scale, [value for _, _, curve in drawn for value in curve.values], share),
         showlegend=True,
         hovermode="x unified",
     )

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.read.curves import Curve
 from rhyme_openrlhf.telemetry.metrics import engines_gain
 from rhyme_openrlhf.webui.figures.drawing import palette
-from rhyme_openrlhf.webui.figures.drawing.base import AXIS_TITLES, OnAxis, blank, grows, lines, summary
+from rhyme_openrlhf.webui.figures.drawing.base import OnAxis, blank, grows, lines, summary, x_axis
 from rhyme_openrlhf.webui.site import text
 
 NOT_YET = "No rollout of this run is finished yet."
@@ -95,7 +95,7 @@ def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
         )  # fmt: skip
     grows(figure, max(curve.x[-1] for curve in shown if curve.x))
     figure.update_layout(
-        xaxis={"title": {"text": AXIS_TITLES[options.axis]}},
+        xaxis=x_axis(options.axis, max(curve.x[-1] for curve in shown if curve.x)),
         yaxis={"title": {"text": "Share of tokens"}, "tickformat": ".0%", "rangemode": "tozero"},
         showlegend=True,
         hovermode="x unified",

@@ -145,7 +145,7 @@ def _bucketed(amounts: Iterable[tuple[int, int, int]], first: int, last: int, le
 
 
 FIGURES: tuple[RunFigure, ...] = (
-    RunFigure("reward", "Reward over steps", _reward, drawing.reward),
+    RunFigure("reward", "Reward", _reward, drawing.reward),
     RunFigure("throughput", "Throughput", curves_of("tokens_per_second"), drawing.throughput),
     RunFigure(
         "step_parts", "Time of a step",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
 
+from rhyme_openrlhf.api.read.curves import Axis
 from rhyme_openrlhf.api.read.system import MachineSample
 from rhyme_openrlhf.webui.figures.drawing import system
-from rhyme_openrlhf.webui.figures.drawing.base import blank, figure_json, plain
+from rhyme_openrlhf.webui.figures.drawing.base import blank, figure_json, lines, plain, x_axis
+from rhyme_openrlhf.webui.figures.run_figure import Window
+from tests.webui.figure_rows import curve
 
 LINK = '<a href="https://example.org">x</a> %{y}'
 SHOWN = '&lt;a href="https://example.org"&gt;x&lt;/a&gt; &#37;{y}'
@@ -47,3 +51,20 @@ def test_what_is_plain_already_stays() -> None:
 def test_names_of_machines_read_as_they_were_written() -> None:
     row = MachineSample(node="<b>&lt;", cpu=0.5, memory_used=1.0, memory_total=2.0, time=60.0)
     assert system.cpu([row], None).data[0].name == "&lt;b&gt;&amp;lt;"
+
+
+def test_a_moving_average_is_drawn_over_its_faint_curve() -> None:
+    raw = curve("reward", 0.0, 1.0, 0.5)
+    shown = [replace(raw, smooth=curve("reward", 0.0, 0.5, 0.5)), curve("rollout_reward", 0.2, 0.3, 0.4)]
+    figure = lines(shown, Window(smooth=0.9), "Reward", "Rewards.", "none")
+    faint, average, other = figure.data
+    assert faint.opacity < 1 and faint.showlegend is False and list(faint.y) == [0.0, 1.0, 0.5]
+    assert average.opacity is None and list(average.y) == [0.0, 0.5, 0.5]
+    assert faint.line.color == average.line.color != other.line.color
+
+
+@pytest.mark.parametrize(("axis", "end", "every"), [("step", 3, 1), ("step", 300, None), ("samples", 3, None)])
+def test_axes_of_whole_numbers_have_no_fractions(axis: Axis, end: float, every: int | None) -> None:
+    found = x_axis(axis, end)
+    assert found["tickformat"] == ",d" and found.get("dtick") == every
+    assert "tickformat" not in x_axis("time", end)
