@@ -51,8 +51,9 @@ def refusal(response: httpx.Response, url: str) -> ClientError:
     problem = problem if isinstance(problem, dict) else {}
     code = str(problem.get("code") or "")
     detail = str(problem.get("detail") or problem.get("title") or response.reason_phrase or "no reason given")
+    # An argument of a run is an option of `rhyme train`.
     faults = [
-        f"{error.get('field')}: {error.get('message')}"
+        f"{str(error.get('field')).replace('body.arguments.', '--', 1)}: {error.get('message')}"
         for error in problem.get("errors") or []
         if isinstance(error, dict)
     ]

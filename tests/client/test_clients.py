@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("rhyme_openrlhf.api.app")
 
 from rhyme_openrlhf.client import AccessError, AsyncClient, Client, ClientError, UnreachableError, models
+from rhyme_openrlhf.client.errors import refusal
 from tests.api.http_service import BASE, api, make_api, numbered, record, store  # noqa: F401 (fixtures)
 
 RUN = "a" * 16
@@ -95,3 +96,10 @@ def test_a_client_without_a_service_says_so() -> None:
         pytest.raises(UnreachableError, match="no control plane answers"),
     ):
         client.run(RUN)
+
+
+def test_a_refused_argument_is_named_as_its_option() -> None:
+    errors = [{"field": "body.arguments.ckpt.path", "message": "must be an absolute path"}]
+    answer = httpx.Response(422, json={"detail": "the run cannot be started", "errors": errors})
+    told = str(refusal(answer, BASE))
+    assert told == "the run cannot be started (--ckpt.path: must be an absolute path)"
