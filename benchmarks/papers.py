@@ -552,7 +552,10 @@ OWN_RUN = "[a run of ours](benchmarks.md#rhymerls-figures-of-a-run-of-ours)"
 
 
 def sources() -> list[Path]:
-    """Return the files that decide the tables: these scripts, and all modules of the package that they import."""
+    """Return the files that decide the tables: these scripts, and all modules of the package that they import.
+
+    Settings are left out: most of their options are of live runs. Those of simulated runs are in `stamp`.
+    """
     found = [Path(__file__), Path(__file__).with_name("roofline.py")]
     for path in found:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -563,14 +566,20 @@ def sources() -> list[Path]:
                 names = [one.name for one in node.names]
             for name in names:
                 other = ROOT / Path(*name.split(".")).with_suffix(".py")
-                if name.startswith("rhyme_openrlhf.") and other.exists() and other not in found:
+                decides = name.startswith("rhyme_openrlhf.") and not name.startswith("rhyme_openrlhf.settings.")
+                if decides and other.exists() and other not in found:
                     found.append(other)
     return [*found[:2], *sorted(found[2:])]
 
 
 def stamp() -> str:
-    """Return a hash of the sources, the compiled core's sources and the profile, without what only readers see."""
-    total = hashlib.sha256()
+    """Return a hash of the sources, the defaults of simulated runs, the compiled core's sources and the profiles.
+
+    What only readers see does not count.
+    """
+    drafting = dataclasses.asdict(HistoSpecSettings())
+    windows = {name: value for name, value in drafting.items() if name.startswith("window")}
+    total = hashlib.sha256(repr((Features(), Cluster(), windows)).encode())
     for path in sources():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
