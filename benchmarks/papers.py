@@ -461,7 +461,7 @@ def rlhfspec_profile() -> Profile:
 
 
 def every_figure(found: dict[str, Any]) -> str:
-    """All figures and tables of the three papers, one row each."""
+    """Return a row for each figure and table of the three papers."""
     pat_most = found["pat"][-1]["seconds"]
     pat_theirs = spread([end_to_end(row[0] / row[2], 0.817) for row in pat_most])
     others = {row["figure"][:3]: row["seconds"] for row in found["pat-others"]}

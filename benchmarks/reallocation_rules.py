@@ -4,7 +4,7 @@
 
 Eight engines, 64 prompts a step with 8 samples each (16 prompts and four engines on PAT's A40s), 8 steps of two an
 epoch, OpenRLHF's synchronous trainer. Rows: the step times, the lengths, and the share of the lengths' variance within
-a prompt. `best threshold` is the best of THRESHOLDS, which nobody knows before the run. Without dispatch by history
+a prompt. `best threshold` is the best of THRESHOLDS, known only after the run. Without dispatch by history
 prompts are spread by count.
 """
 

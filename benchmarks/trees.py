@@ -12,8 +12,8 @@ of the matched tokens that continue that way. The tree has the n nodes of larges
 (section 5.3); the chain follows the likeliest branch. Each of the two takes the better of two matches, for each text
 and each n: the longest match, or the longest match with at least four occurrences.
 
-By load: each of the two takes the n that yields most tokens a second, by the step times of a data sheet (Llama-3.1-8B
-on an H100; the draft model's passes and lookups are not counted).
+By load: each of the two takes the n that yields most tokens a second. Step times are from a data sheet (Llama-3.1-8B on
+an H100); the draft model's passes and lookups are not counted.
 
 Draft model: the embedded one, on places drawn from the recorded runs. A node's weight is the product of the model's
 probabilities along its path (the paper's draft logit). Both drafts are of the same model.
@@ -157,7 +157,7 @@ def response_places(
 
 
 def walk(accepted: Sequence[int]) -> int:
-    """Return the decode steps of a response whose places accept so many tokens each."""
+    """Return the decode steps of a response whose places accept these numbers of tokens."""
     place = steps = 0
     while place < len(accepted):
         place += accepted[place] + 1

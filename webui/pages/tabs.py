@@ -21,7 +21,7 @@ SCALES: dict[Scale, str] = {"linear": "Linear", "log": "Log"}
 
 @dataclass(frozen=True)
 class CurveView:
-    """How curves are drawn. `query`: the same choice as the query of each figure."""
+    """Axis, scale and smoothing of curves. `query`: the same choice as the query of each figure."""
 
     axis: Axis = "step"
     scale: Scale = "linear"
