@@ -1,7 +1,7 @@
 """Curves of a run: columns of `steps`, figures computed from them, and metrics. They are down-sampled here.
 
-A curve's x is the step, or the run's progress at the end of the step: the seconds since its first step began, or the
-response tokens or samples of all steps so far. Steps whose x is not known are left out.
+A curve's x is the step, or the run's progress at the end of the step. Progress is counted in seconds since the first
+step began, or in response tokens or samples of all steps so far. Steps whose x is not known are left out.
 """
 
 from __future__ import annotations

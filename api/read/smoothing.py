@@ -3,8 +3,10 @@
 An exponential moving average whose beginning is corrected (as in TensorBoard and Adam): the first value stands for
 itself, and not for the start at 0. `weight` is the share of the average that a point keeps from the points before it.
 
-Invariants: a smoothed curve has the same points; a point without a value has none in it either, and the average goes on
-behind it; weight 0 changes nothing; every smoothed value lies between the smallest and the largest value up to it.
+Invariants:
+- A smoothed curve has the same points. A point without a value has none in it either, and the average goes on behind it.
+- Weight 0 changes nothing.
+- Every smoothed value lies between the smallest and the largest value up to it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Reallocation: samples move from engines that run many to engines that run few (RLHFSpec 6.1).
 
 There are two rules:
-- Without a threshold, `by_throughput` decides. The fullest engine is paired with the emptiest. Each pair moves the samples
-  that raise its throughput most, by the latency model, corrected by the engines' decode steps.
-- With a given threshold, `by_threshold` is the paper's rule (equation 6). Engines above it are paired with engines below it
-  by the largest difference. Each pair moves min(source - threshold, threshold - destination).
+- Without a threshold, `by_throughput` decides. The fullest engine is paired with the emptiest. Each pair moves the
+  samples that raise its throughput most, by the latency model, corrected by the engines' decode steps.
+- With a given threshold, `by_threshold` is the paper's rule (equation 6). Engines above it are paired with engines
+  below it by the largest difference. Each pair moves min(source - threshold, threshold - destination).
 
 In simulated runs `by_throughput` is about as quick as the best of seven thresholds, and the best threshold is only known
 after the run (benchmarks/reallocation_rules.py).
