@@ -4,7 +4,7 @@ An exponential moving average whose beginning is corrected (as in TensorBoard an
 itself, and not for the start at 0. `weight` is the share of the average that a point keeps from the points before it.
 
 Invariants:
-- A smoothed curve has the same points. A point without a value has none in it either, and the average goes on behind it.
+- A smoothed curve has the same points. A point without a value has none in it either; the average goes on behind it.
 - Weight 0 changes nothing.
 - Every smoothed value lies between the smallest and the largest value up to it.
 """

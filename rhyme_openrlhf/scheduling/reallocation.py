@@ -6,8 +6,8 @@ There are two rules:
 - With a given threshold, `by_threshold` is the paper's rule (equation 6). Engines above it are paired with engines
   below it by the largest difference. Each pair moves min(source - threshold, threshold - destination).
 
-In simulated runs `by_throughput` is about as quick as the best of seven thresholds, and the best threshold is only known
-after the run (benchmarks/reallocation_rules.py).
+In simulated runs `by_throughput` is about as quick as the best of seven thresholds, and the best threshold is only
+known after the run (benchmarks/reallocation_rules.py).
 
 Invariants:
 - An engine takes part in at most one pair of a decision. A source never gets fewer samples than its destination.
