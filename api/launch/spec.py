@@ -108,11 +108,16 @@ def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
                 faults.append(fault)
             elif not _says_nothing(option, value):
                 normal.setdefault(group, {})[name] = _normal(option, value)
-    if not faults:
-        faults = [*_tied(normal), *_needed(normal)]
     if faults:
         raise SpecError(faults[:MAX_FAULTS])
+    check_tied(normal)
     return normal
+
+
+def check_tied(arguments: Arguments) -> None:
+    """Check what ties several options together; each option alone is in normal form. Raises SpecError."""
+    if faults := [*_tied(arguments), *_needed(arguments)]:
+        raise SpecError(faults[:MAX_FAULTS])
 
 
 def resolved(arguments: Arguments, roots: Sequence[Path]) -> Arguments:

@@ -6,8 +6,9 @@ Read in this order:
 2. One file a feature holds its options: `drafting`, `history`, `latency`, `histopipe` (with dispatch), `moves` (with
    reallocation), `tp_switch`, `weights`, `engine` (with a CPU's), `run` (with limits), `telemetry`, `control`.
 3. `config` holds `RhymeSettings`, the settings of a whole run.
-4. `upstream_kinds` says what OpenRLHF's own options name; `upstream_options.json` is OpenRLHF's parser as a schema.
-5. `redaction` hides the secrets of a command and of a configuration before anybody else sees them.
+4. `features` names the features for people, by what each is for.
+5. `upstream_kinds` says what OpenRLHF's own options name; `upstream_options.json` is OpenRLHF's parser as a schema.
+6. `redaction` hides the secrets of a command and of a configuration before anybody else sees them.
 
 No file here imports ray, vllm or torch.
 """

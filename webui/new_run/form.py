@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rhyme_openrlhf.api.launch.schema import TypedOption, by_flag, options
+from rhyme_openrlhf.api.launch.schema import TypedOption, options
 from rhyme_openrlhf.api.launch.spec import Arguments
-from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
+from rhyme_openrlhf.settings.features import GOALS, Feature
 from rhyme_openrlhf.webui.new_run.option_words import explained
 
 Kind = Literal["switch", "choice", "line", "block"]
@@ -61,7 +61,6 @@ ESSENTIALS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "--vllm.num_engines",
             "--vllm.tensor_parallel_size",
             "--vllm.gpu_memory_utilization",
-            "--train.colocate_all",
         ),
     ),
 )
@@ -79,6 +78,10 @@ _TITLES = {
     "eval": "Evaluation",
     "ckpt": "Checkpoints",
     "logger": "Logging",
+    "dispatch": "Which engine each prompt goes to",
+    "engine": "Size of an engine",
+    "latency": "Step times (latency model)",
+    "emulate": "Emulation",
     "limits": "Limits",
     "telemetry": "Telemetry",
     "run": "Run record",
@@ -87,46 +90,6 @@ _TITLES = {
 }
 # Options whose value may contain line breaks.
 _BLOCKS = ("--data.input_template",)
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A feature with its switch `flag`, and the groups and flags folded under it."""
-
-    title: str
-    sentence: str
-    flag: str
-    groups: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-
-
-FEATURES: tuple[Feature, ...] = (
-    Feature(
-        "Drafts from history",
-        "Engines draft the next tokens from earlier responses to the same prompt, and verify several at once. "
-        "Faster from the second episode on; the distribution of samples stays the same.",
-        "--histospec.enable",
-        groups=("histospec", "history"),
-    ),
-    Feature(
-        "Asynchronous training",
-        "Engines generate the next batches while the trainer learns from the last ones. Needs separate GPUs for both, "
-        "and samples come from slightly older weights.",
-        "--train.async_enable",
-        flags=("--train.async_queue_size", "--rollout.vllm_generate_batch_size"),
-    ),
-    Feature(
-        "Partial rollout",
-        "New weights reach engines in the middle of responses, instead of waiting for the longest one. Needs "
-        "asynchronous training.",
-        "--train.partial_rollout_enable",
-    ),
-    Feature(
-        "Reproducible sampling",
-        "Two runs with the same settings on the same machine sample the same tokens. Costs a little waiting time.",
-        "--run.reproducible",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -168,7 +131,7 @@ class Section:
 
 @dataclass(frozen=True)
 class FeatureView:
-    """A feature as shown in the form."""
+    """A feature as the form shows it."""
 
     name: str
     title: str
@@ -178,20 +141,29 @@ class FeatureView:
 
 
 @dataclass(frozen=True)
+class GoalView:
+    """A goal of a user, with the features that serve it."""
+
+    title: str
+    features: tuple[FeatureView, ...]
+
+
+@dataclass(frozen=True)
 class RunForm:
     """The whole form."""
 
     essentials: tuple[Section, ...]
-    features: tuple[FeatureView, ...]
+    goals: tuple[GoalView, ...]
     more: tuple[Section, ...]
 
     def fields(self) -> Iterator[Field]:
         """Yield every field in the order of the page."""
         for section in self.essentials:
             yield from section.fields
-        for feature in self.features:
-            yield feature.switch
-            yield from feature.settings
+        for goal in self.goals:
+            for feature in goal.features:
+                yield feature.switch
+                yield from feature.settings
         for section in self.more:
             yield from section.fields
 
@@ -209,18 +181,16 @@ def run_form(arguments: Arguments) -> RunForm:
     def switch(feature: Feature) -> Field:
         return _switch(left.pop(feature.flag), arguments)
 
-    features = (*FEATURES, *_later_features())
-    switches = [switch(feature) for feature in features]
-    shown = [
-        FeatureView(
-            feature.flag.removeprefix("--").replace(".", "-"),
-            feature.title,
-            feature.sentence,
-            switched,
-            take([*feature.flags, *(flag for flag, option in list(left.items()) if option.group in feature.groups)]),
-        )
-        for feature, switched in zip(features, switches, strict=True)
-    ]
+    # A feature's switch may lie in a group that another feature folds away: take all switches first.
+    switches = {feature.flag: switch(feature) for goal in GOALS for feature in goal.features}
+
+    def view(feature: Feature) -> FeatureView:
+        in_groups = (flag for flag, option in list(left.items()) if option.group in feature.groups)
+        name = feature.flag.removeprefix("--").replace(".", "-")
+        settings = take([*feature.flags, *in_groups])
+        return FeatureView(name, feature.name, feature.sentence, switches[feature.flag], settings)
+
+    goals = [GoalView(goal.name, tuple(view(feature) for feature in goal.features)) for goal in GOALS]
     essentials = [Section(f"essential-{i}", title, take(flags)) for i, (title, flags) in enumerate(ESSENTIALS)]
     known = list(_TITLES)
     groups = sorted({option.group for option in left.values()}, key=lambda name: _place(known, name))
@@ -228,25 +198,11 @@ def run_form(arguments: Arguments) -> RunForm:
         Section(name, _TITLES.get(name, name.capitalize()), take([f for f, o in list(left.items()) if o.group == name]))
         for name in groups
     ]
-    return RunForm(tuple(essentials), tuple(shown), tuple(more))
+    return RunForm(tuple(essentials), tuple(goals), tuple(more))
 
 
 def _place(known: Sequence[str], name: str) -> tuple[int, str]:
     return (known.index(name) if name in known else len(known)), name
-
-
-def _later_features() -> list[Feature]:
-    """Return features for our option groups with a switch `enable` that FEATURES does not describe.
-
-    Their sentence is the title of the group's settings.
-    """
-    described = {feature.flag for feature in FEATURES}
-    found = []
-    for cls in SETTINGS_CLASSES:
-        flag = f"--{cls.group}.enable"
-        if flag in by_flag() and flag not in described:
-            found.append(Feature(cls.group.capitalize(), cls.title, flag, groups=(cls.group,)))
-    return found
 
 
 def _field(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]]) -> Field:

@@ -1,8 +1,8 @@
 """The page `/runs/new`: choose the settings of a run, check them, start it.
 
 The form is filled from a template, from a run to clone, or from a pasted command. The API's own check
-(`api/launch/spec.py`) validates the form at every change. The panel beside the form lists every error, else the command
-and the GPUs.
+(`api/launch/spec.py`) validates the form at every change. The panel beside the form lists every error, else the
+command, the GPUs and the estimates. It also lists the differences to the template or the cloned run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from rhyme_openrlhf.api.access.launching import LaunchingDep
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import LaunchConflict, Launching
+from rhyme_openrlhf.api.launch.fit import Gpus, lack, proposals
+from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable
 from rhyme_openrlhf.api.launch.schema import options, replaced
 from rhyme_openrlhf.api.launch.spec import (
     NAME_PATTERN,
@@ -38,6 +40,8 @@ from rhyme_openrlhf.api.read.runs import names_around
 from rhyme_openrlhf.api.store.bounds import Body, UidText
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment
+from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.webui.new_run.differences import differences
 from rhyme_openrlhf.webui.new_run.estimates import NO_SHAPE, gain, lengths_for, memory, shape_of
 from rhyme_openrlhf.webui.new_run.form import run_form
 from rhyme_openrlhf.webui.new_run.templates import templates
@@ -53,10 +57,12 @@ DEFAULT_TEMPLATE = "demo"
 
 
 class Typed(Body):
-    """The form's content: only options that are not at their default."""
+    """The form's content (only options that are not at their default), and the template or run it started from."""
 
     name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
     arguments: Given = {}
+    template: Annotated[str, Field(max_length=50)] = ""
+    clone: UidText | None = None
 
 
 class Asked(Body):
@@ -76,13 +82,15 @@ class Pasted(Body):
 class Filled:
     """The initial content of the form, and a notice about it.
 
-    `base`: keys of the options that a cloned run sets.
+    `template`, `clone`: its starting point, both "" after a pasted command. `base`: keys of the options that a cloned
+    run sets.
     """
 
     name: str
     arguments: Arguments
     experiment: str = ""
     notice: str = ""
+    template: str = ""
     clone: str = ""
     base: tuple[str, ...] = ()
 
@@ -103,7 +111,7 @@ def new_run_page(
         chosen = known.get(template)
         if chosen is None:
             raise ProblemError(404, f"there is no template of this name; choose one of: {', '.join(known)}")
-        filled = Filled(chosen.name, chosen.arguments, notice=chosen.needs)
+        filled = Filled(chosen.name, chosen.arguments, notice=chosen.needs, template=template)
     with page.service.database.reading() as session:
         experiments = list(session.scalars(select(Experiment.name).order_by(Experiment.name).limit(EXPERIMENTS)))
     return page.render(
@@ -114,6 +122,7 @@ def new_run_page(
         key=secrets.token_hex(KEY_BYTES),
         **_form(filled, launching),
         **_panel(filled.name, filled.arguments, launching),
+        differences=(),
     )
 
 
@@ -132,24 +141,55 @@ def filled_form(page: PageDep, body: Pasted, launching: LaunchingDep) -> HTMLRes
 
 
 @router.post("/ui/new-run/estimate")
-def simulated_gain(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLResponse:
-    """Render the simulated gain of drafts for the run in the form."""
+def estimates(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLResponse:
+    """Render what would make the run in the form fit, and the simulated gain of drafts."""
     _for_operators(page)
     try:
         arguments = check(body.arguments, launching.roots)
     except SpecError as error:
         errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in error.faults]
-        raise ProblemError(422, "the gain can be simulated once the form has no errors", errors=errors) from error
+        raise ProblemError(422, "estimates need a form without errors", errors=errors) from error
     with page.service.database.reading() as session:
         lengths = lengths_for(arguments, session, find_run(session, body.clone) if body.clone else None)
-    return page.render("parts/new_run_gain.html", gain=gain(arguments, lengths, launching.roots))
+    gpus = Gpus(_gpus_there(launching), nvidia.smallest_memory(nvidia.read()))
+    shape = shape_of(arguments)
+    return page.render(
+        "parts/new_run_estimates.html",
+        lack=lack(arguments, shape, gpus),
+        proposals=proposals(arguments, shape, gpus),
+        gain=gain(arguments, lengths, launching.roots),
+    )
 
 
 @router.post("/ui/new-run/panel")
 def checked_panel(page: PageDep, body: Typed, launching: LaunchingDep) -> HTMLResponse:
-    """Render the errors of the form, or the command and the GPUs if there are none."""
+    """Render the errors of the form, or the command and the GPUs if there are none; and what it changes."""
     _for_operators(page)
-    return page.render("parts/new_run_panel.html", **_panel(body.name, body.arguments, launching))
+    base = _base(page, body, launching)
+    return page.render(
+        "parts/new_run_panel.html",
+        **_panel(body.name, body.arguments, launching),
+        differences=() if base is None else differences(base, body.arguments),
+        start_point="cloned run" if body.clone else "template",
+    )
+
+
+def _base(page: Page, body: Typed, launching: Launching) -> Arguments | None:
+    """Return the options of the form's starting point; None if it has none."""
+    if body.clone is not None:
+        return _from_run(page, body.clone).arguments
+    template = templates(launching.roots).get(body.template)
+    return None if template is None else template.arguments
+
+
+def _gpus_there(launching: Launching) -> int | None:
+    """Return the cluster's GPUs; None without a cluster, or if it does not respond."""
+    if launching.launcher is None:
+        return None
+    try:
+        return launching.launcher.gpus()
+    except ClusterUnreachable:
+        return None
 
 
 def _for_operators(page: Page) -> None:
@@ -173,7 +213,7 @@ def _from_run(page: Page, uid: str) -> Filled:
         kept = {option: value for option, value in arguments["ckpt"].items() if option not in places}
         arguments = {**arguments, "ckpt": kept}
         notice = "This run writes its checkpoints to a folder of its own, not to that of the cloned run."
-    return Filled(name, arguments, experiment or "", notice, uid, base)
+    return Filled(name, arguments, experiment or "", notice, clone=uid, base=base)
 
 
 def _settable(arguments: Arguments) -> tuple[Arguments, str]:

@@ -7,8 +7,9 @@ import pytest
 pytest.importorskip("fastapi")
 
 from rhyme_openrlhf.api.launch.schema import options
+from rhyme_openrlhf.settings.features import FEATURES
 from rhyme_openrlhf.webui.new_run import option_words
-from rhyme_openrlhf.webui.new_run.form import ESSENTIALS, FEATURES, run_form, written
+from rhyme_openrlhf.webui.new_run.form import ESSENTIALS, run_form, written
 
 
 def test_every_option_that_a_spec_may_set_is_there_once() -> None:
@@ -52,7 +53,8 @@ def test_values_are_shown_as_typed_and_defaults_are_not() -> None:
         "auto",
     )
     assert fields["histospec.enable"].is_on and not fields["histospec.enable"].changed
-    drafts = next(feature for feature in form.features if feature.switch.key == "histospec.enable")
+    features = [feature for goal in form.goals for feature in goal.features]
+    drafts = next(feature for feature in features if feature.switch.key == "histospec.enable")
     assert "histospec.window_max" in {field.key for field in drafts.settings if field.changed}
     assert "history.workers" in {field.key for field in drafts.settings}
 

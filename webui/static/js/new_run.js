@@ -76,9 +76,12 @@ function edited() {
 async function check() {
   asked += 1;
   const mine = asked;
+  const last = panel.querySelector("[data-estimates]");
   let html;
   try {
-    const response = await ask("/ui/new-run/panel", { method: "POST", body: { name: nameOf(), arguments: collect() } });
+    const { template, clone } = one("filled").dataset;
+    const from = clone ? { clone } : { template };
+    const response = await ask("/ui/new-run/panel", { method: "POST", body: { name: nameOf(), arguments: collect(), ...from } });
     html = await response.text();
   } catch (error) {
     if (!("status" in error)) throw error;
@@ -90,25 +93,50 @@ async function check() {
   say("");
   replace(panel, html);
   showFaults();
+  markDifferences();
+  await estimate(mine, last);
 }
 
-async function simulate(button) {
-  const place = button.closest("[data-gain]");
-  button.disabled = true;
-  button.textContent = "Simulating …";
+// Marks the fields that differ from the template or the cloned run, as the panel lists them.
+function markDifferences() {
+  for (const field of form.querySelectorAll(".differs")) field.classList.remove("differs");
+  for (const item of panel.querySelectorAll("[data-differs]")) {
+    form.querySelector(`[data-field][data-key="${CSS.escape(item.dataset.differs)}"]`)?.classList.add("differs");
+  }
+}
+
+// Asks for the estimates of the form as it was checked. The last ones stay, greyed, until the new ones are there.
+async function estimate(mine, last) {
+  const place = panel.querySelector("[data-estimates]");
+  if (!place) return;
+  if (last) {
+    place.replaceChildren(...last.childNodes);
+    place.classList.add("out-of-date");
+  }
   const { clone } = one("filled").dataset;
   try {
     const body = { arguments: collect(), ...(clone ? { clone } : {}) };
     const response = await ask("/ui/new-run/estimate", { method: "POST", body });
     const html = await response.text();
-    // The form changed meanwhile, so this response belongs to an older panel.
-    if (place.isConnected) replace(place, html);
+    // The form changed meanwhile: newer estimates will arrive.
+    if (mine !== asked) return;
+    replace(place, html);
+    place.classList.remove("out-of-date");
   } catch (error) {
     if (!("status" in error)) throw error;
-    button.disabled = false;
-    button.textContent = "Simulate";
-    say(error.message);
+    if (mine === asked) place.replaceChildren(Object.assign(document.createElement("p"), { className: "soft small-text", textContent: `No estimates: ${error.message}` }));
   }
+}
+
+// Sets the fields that a proposal changes, as if the user had.
+function applyChange(values) {
+  for (const [key, value] of Object.entries(values)) {
+    const field = form.querySelector(`[data-field][data-key="${CSS.escape(key)}"]`);
+    const input = field.querySelector("[data-input]");
+    if (field.dataset.kind === "switch") input.checked = JSON.stringify(value) === field.dataset.on;
+    else input.value = String(value);
+  }
+  edited();
 }
 
 // Rendered by the server, and escaped by its templates.
@@ -251,11 +279,12 @@ document.querySelector("[data-paste]").addEventListener("submit", (event) => {
 });
 panel.addEventListener("click", reach);
 panel.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-simulate]");
-  if (button) void simulate(button);
+  const button = event.target.closest("[data-apply]");
+  if (button) applyChange(JSON.parse(button.dataset.apply));
 });
 begin();
 showFaults();
+void estimate(asked, null);
 // The cluster's free resources are loaded after the page, because Ray may be slow. The module that loads pieces starts
 // after this one and does it.
 document.addEventListener("DOMContentLoaded", () => document.dispatchEvent(new CustomEvent("rhyme:stale")));
