@@ -21,7 +21,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a user wants, and the features that serve it, the most useful first."""
+    """A goal of a user, and the features that serve it, the most useful first."""
 
     name: str
     features: tuple[Feature, ...]

@@ -1,4 +1,4 @@
-"""What the form changes of its starting point, a template or a cloned run. Pure."""
+"""Differences of the form to its starting point, a template or a cloned run. Pure."""
 
 from __future__ import annotations
 
