@@ -93,6 +93,7 @@ class AsyncClient:
     events = lists(calls.events)
     logs = sends(calls.logs)
     log = sends(calls.log)
+    files = sends(calls.files)
     import_directory = sends(calls.import_directory)
 
     async def find(self, name: str) -> str:
@@ -133,7 +134,20 @@ class AsyncClient:
         self, uid: str = "", table: str = "steps", *, form: str = "csv"
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Give the bytes of a run's table, or without a run of the table of all runs, as they arrive."""
-        call = calls.export(uid, table, form=form)
+        async with self._bytes(calls.export(uid, table, form=form)) as found:
+            yield found
+
+    @asynccontextmanager
+    async def download(self, uid: str, attempt: int, kinds: Sequence[str] = ()) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Give the bytes of an archive (.tar.gz) of an attempt's files, as they arrive.
+
+        Without `kinds`: record, logs and samples.
+        """
+        async with self._bytes(calls.download(uid, attempt, kinds)) as found:
+            yield found
+
+    @asynccontextmanager
+    async def _bytes(self, call: Call[Any]) -> AsyncIterator[AsyncIterator[bytes]]:
         with in_words(self.url):
             async with self._http.stream(call.method, call.path, params=dict(call.params)) as response:
                 if response.is_error:

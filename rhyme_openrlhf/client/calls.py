@@ -204,6 +204,16 @@ def follow_log(uid: str, attempt: int, name: str, *, start: int) -> Call[Any]:
     return Call("GET", f"/runs/{uid}/attempts/{attempt}/log-stream/{quote(name)}", {"start": start})
 
 
+def files(uid: str, attempt: int) -> Call[models.RunFiles]:
+    """Return the files of an attempt: record, logs, samples, history and checkpoints."""
+    return Call("GET", f"/runs/{uid}/attempts/{attempt}/files")
+
+
+def download(uid: str, attempt: int, kinds: Sequence[str] = ()) -> Call[Any]:
+    """Return an archive (.tar.gz) of an attempt's files; without `kinds` of record, logs and samples."""
+    return Call("GET", f"/runs/{uid}/attempts/{attempt}/archive", {"kind": list(kinds)})
+
+
 def export(uid: str = "", table: str = "steps", *, form: str = "csv") -> Call[Any]:
     """Return a table of a run as a file, or without a run the table of all runs."""
     return Call("GET", f"/export/runs/{uid}/{table}" if uid else "/export/runs", {"format": form})

@@ -98,6 +98,7 @@ class Client:
     events = lists(calls.events)
     logs = sends(calls.logs)
     log = sends(calls.log)
+    files = sends(calls.files)
     import_directory = sends(calls.import_directory)
 
     def find(self, name: str) -> str:
@@ -132,7 +133,20 @@ class Client:
     @contextmanager
     def export(self, uid: str = "", table: str = "steps", *, form: str = "csv") -> Iterator[Iterator[bytes]]:
         """Give the bytes of a run's table, or without a run of the table of all runs, as they arrive."""
-        call = calls.export(uid, table, form=form)
+        with self._bytes(calls.export(uid, table, form=form)) as found:
+            yield found
+
+    @contextmanager
+    def download(self, uid: str, attempt: int, kinds: Sequence[str] = ()) -> Iterator[Iterator[bytes]]:
+        """Give the bytes of an archive (.tar.gz) of an attempt's files, as they arrive.
+
+        Without `kinds`: record, logs and samples.
+        """
+        with self._bytes(calls.download(uid, attempt, kinds)) as found:
+            yield found
+
+    @contextmanager
+    def _bytes(self, call: Call[Any]) -> Iterator[Iterator[bytes]]:
         with in_words(self.url), self._http.stream(call.method, call.path, params=dict(call.params)) as response:
             if response.is_error:
                 response.read()

@@ -107,6 +107,23 @@ class LogFile(TypedDict):
     modified_at: float
 
 
+class RunFile(TypedDict):
+    """A file of a run; `kind`: record, logs, samples, history or checkpoints."""
+
+    name: str
+    kind: str
+    size: int
+    modified_at: float
+
+
+class RunFiles(TypedDict):
+    """The files of an attempt, and where they are on the service's machine."""
+
+    directory: str
+    checkpoints: str
+    files: list[RunFile]
+
+
 class LogChunk(TypedDict):
     """A part of a log: bytes `start` to `end` (exclusive) of `size`."""
 

@@ -21,7 +21,7 @@ DESCRIBED = {
     "Run": "RunSummary", "Attempt": "AttemptView", "RunDetail": "RunDetail", "Event": "EventView", "Curve": "CurveView",
     "Series": "SeriesView", "LogFile": "LogFileView", "LogChunk": "LogChunk", "Compared": "Compared",
     "Comparison": "Comparison", "Difference": "Difference", "ConfigDiff": "ConfigDiff",
-    "ImportReceipt": "ImportReceipt", "Who": "Who",
+    "RunFile": "RunFileView", "RunFiles": "RunFiles", "ImportReceipt": "ImportReceipt", "Who": "Who",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -185,17 +185,36 @@ def export(client: Client, args: argparse.Namespace) -> int:
                 sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
             return 0
-        target = Path(args.output)
-        partial = target.with_name(f".{target.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                for piece in pieces:
-                    file.write(piece)
-            partial.replace(target)
-        except OSError as error:
-            raise ClientError(f"{target} cannot be written: {error.strerror}") from None
-    print(f"{target}: {target.stat().st_size:,} bytes", file=sys.stderr)
+        _written(Path(args.output), pieces)
     return 0
+
+
+def files(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme runs files`"""
+    uid = client.find(args.run)
+    attempt = args.attempt or _newest_attempt(client, uid)
+    if args.output:
+        with client.download(uid, attempt, args.kind) as pieces:
+            _written(Path(args.output), pieces)
+        return 0
+    found = client.files(uid, attempt)
+    if args.kind:
+        found["files"] = [file for file in found["files"] if file["kind"] in args.kind]
+    _show(args, found, lambda: tables.files_table(found, time.time()))
+    return 0
+
+
+def _written(target: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file, which has its name only once it is whole. Raises ClientError."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        partial.replace(target)
+    except OSError as error:
+        raise ClientError(f"{target} cannot be written: {error.strerror}") from None
+    print(f"{target}: {target.stat().st_size:,} bytes", file=sys.stderr)
 
 
 def import_run(client: Client, args: argparse.Namespace) -> int:

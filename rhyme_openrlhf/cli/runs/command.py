@@ -78,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     comparing.add_argument("run", nargs="+", metavar="RUN", help="2 to 8 runs; ratios are to the first")
     comparing.add_argument("--points", type=int, default=500, metavar="N", help="with --json: points of each curve")
+    _files(commands)
     _export(commands)
     importing = _command(
         commands,
@@ -342,6 +343,27 @@ def _logs(commands: argparse._SubParsersAction[Parser]) -> None:
         help="show this log file; its control characters, also colours, are written out as in \\x1b[31m, in a file or "
         "pipe too, and --json has them as they are",
     )
+    parser.add_argument("--attempt", type=_count, metavar="N", help="of this attempt (default: the newest)")
+
+
+def _files(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(
+        commands,
+        "files",
+        actions.files,
+        "the files of a run with their sizes; or an archive of them",
+        "rhyme runs files last\n  rhyme runs files last --output run.tar.gz\n"
+        "  rhyme runs files last --kind checkpoints --output checkpoints.tar.gz",
+    )
+    _run(parser)
+    parser.add_argument(
+        "--kind",
+        action="append",
+        default=[],
+        choices=("record", "logs", "samples", "history", "checkpoints"),
+        help="only these (repeat for several); an archive has record, logs and samples by default",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write an archive (.tar.gz) of the files")
     parser.add_argument("--attempt", type=_count, metavar="N", help="of this attempt (default: the newest)")
 
 

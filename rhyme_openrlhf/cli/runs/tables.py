@@ -119,6 +119,16 @@ def logs_table(files: Sequence[Json], now: float) -> Table:
     return table
 
 
+def files_table(found: Json, now: float) -> Table:
+    """Build the table of a run's files, and where they are."""
+    table = _table("file", "kind", "size", "changed")
+    table.caption = text(f"in {found.get('directory')}")
+    for file in found.get("files") or []:
+        changed = age(file.get("modified_at"), now) + " ago"
+        _row(table, text(file.get("name")), text(file.get("kind")), f"{file.get('size', 0):,}", changed)
+    return table
+
+
 def status(run: Json) -> Text:
     """Return the status in its colour, and the message if there is one."""
     word = str(run.get("status"))
