@@ -37,6 +37,7 @@ RUN_TABS: tuple[Entry, ...] = (
     Entry("Speculation", "/runs/{uid}/speculation"),
     Entry("Scheduling", "/runs/{uid}/scheduling"),
     Entry("Learning", "/runs/{uid}/learning"),
+    Entry("Panels", "/runs/{uid}/panels"),
     Entry("Samples", "/runs/{uid}/samples"),
     Entry("System", "/runs/{uid}/system"),
     Entry("Logs", "/runs/{uid}/logs"),

@@ -29,6 +29,7 @@ PAGES = (
     "/runs/{uid}/scheduling",
     "/runs/{moving}/scheduling",
     "/runs/{uid}/learning",
+    "/runs/{uid}/panels?panel=reward,rollout_reward",
     "/runs/{uid}/samples",
     "/runs/{uid}/system",
     "/runs/{uid}/logs",

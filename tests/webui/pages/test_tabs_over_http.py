@@ -168,3 +168,21 @@ def test_an_emulated_run_says_so_on_every_tab(dashboard: Any, tmp_path: Path) ->
         assert "Emulated: the decode steps" in client.get(f"/runs/{dashboard.run_uid}{tab}").text
         assert "&lt;a40&gt;.json" in client.get(f"/runs/{dashboard.run_uid}{tab}").text
         assert "Emulated" not in client.get(f"/runs/{plain}{tab}").text
+
+
+def test_panels_are_in_the_address(dashboard: Any, client: httpx.Client) -> None:
+    at = f"/runs/{dashboard.run_uid}/panels"
+    assert "data-figure=" not in client.get(at).text
+    asked = [("panel", "reward,never seen,reward"), ("panel", " "), ("panel", "<b>,tokens_per_second")]
+    page = client.get(at, params=[*asked, ("smooth", "0.9")]).text
+    addresses = [html.unescape(one) for one in re.findall(r'data-figure="([^"]*)"', page)]
+    assert len(addresses) == 2 and "<b>" not in page
+    one, other = [client.get(address).json() for address in addresses]
+    # Each with its moving average; a curve that the run does not have has no line.
+    assert len(one["data"]) == len(other["data"]) == 2 and one["layout"]["meta"]["empty"] is None
+    # Without its last curve a panel is gone, and the browser's own do not come back.
+    (last,) = re.findall(
+        r'href="([^"]*)"[^>]*title="Take it out of this panel"', client.get(at, params={"panel": "kl"}).text
+    )
+    assert "data-figure=" not in client.get(html.unescape(last)).text and "panel=" in last
+    assert client.get(at, params={"panel": ["x"] * 25}).status_code == 422

@@ -25,6 +25,7 @@ from rhyme_openrlhf.webui.figures.drawing.base import (
 from rhyme_openrlhf.webui.site import text
 
 NO_REWARD = "No step of this run has reported a reward yet."
+NO_CURVE = "The run has not reported any of these curves."
 NO_ROLLOUT = "No rollout of this run is finished yet."
 # Messages by what is counted (`Ages.of`).
 NO_VERSIONS = {
@@ -204,6 +205,13 @@ def metric(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
     figure = lines([curve], options, "", f"{curve.name}, as the trainer reports it.", "It has no finite value.")
     figure.update_layout(yaxis=y_axis("", options.scale, curve.values))
     return figure
+
+
+def panel(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
+    """Draw curves that a reader has put together."""
+    names = [text.label(name) for name in found]
+    description = f"Curves of a reader's choice: {', '.join(names)}."
+    return lines(list(found.values()), options, names[0] if len(names) == 1 else "", description, NO_CURVE)
 
 
 def off_policyness(rows: Ages, options: object) -> go.Figure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from pydantic import Field
@@ -30,10 +30,19 @@ MOST_ENGINE_STEPS = 20_000
 MOST_LISTED_STEPS = 500
 
 
+CurveName = Annotated[str, Field(min_length=1, max_length=METRIC_LENGTH, pattern=NO_NUL)]
+
+
 class OneMetric(Window):
     """The options of the figure "metric". `name`: a metric of the run."""
 
-    name: str = Field(min_length=1, max_length=METRIC_LENGTH, pattern=NO_NUL)
+    name: CurveName
+
+
+class Panel(Window):
+    """The options of the figure "panel". `curve`: names of curves."""
+
+    curve: Annotated[list[CurveName], Field(min_length=1, max_length=drawing.MOST_CURVES)]
 
 
 class OffPolicyness(msgspec.Struct):
@@ -52,6 +61,10 @@ def metric_names(session: Session, run: Run) -> list[str]:
 
 def _metric(session: Session, run: Run, window: OneMetric) -> dict[str, Curve]:
     return curves_of(window.name)(session, run, window)
+
+
+def _panel(session: Session, run: Run, panel: Panel) -> dict[str, Curve]:
+    return curves_of(*panel.curve)(session, run, panel)
 
 
 def _metrics_of(group: MetricGroup) -> Callable[[Session, Run, Window], dict[str, Curve]]:
@@ -161,4 +174,5 @@ FIGURES: tuple[RunFigure, ...] = (
     RunFigure("off_policyness", "Off-policyness by samples", _sample_ages, drawing.off_policyness),
     RunFigure("off_policyness_tokens", "Off-policyness by response tokens", _token_ages, drawing.off_policyness),
     RunFigure("metric", "Metric", _metric, drawing.metric, OneMetric),
+    RunFigure("panel", "Panel", _panel, drawing.panel, Panel),
 )  # fmt: skip
