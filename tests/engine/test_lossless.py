@@ -145,13 +145,16 @@ def test_greedy_output_is_the_same_with_drafts_from_other_prompts(
     plain_answers: Any, default_engine: Any, tokenizer: Any
 ) -> None:
     prompts, expected = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
-    before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
-    # The second time the same prompts have other keys: as other prompts whose answers are the same.
-    for turn in range(2):
+    # Each time the same prompts have other keys: as other prompts whose answers are the same. What earlier tests asked
+    # of this engine may have put the source to rest for 960 steps; a round has some 200.
+    for turn in range(8):
+        before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
         parameters = [greedy(prompt, f"shared-{turn}-{number}") for number, prompt in enumerate(prompts)]
         assert [list(out.token_ids) for out in default_engine.generate(prompts, parameters)] == expected
-    did = EngineCounters.from_dict(default_engine.scheduler("read_counters")) - before
-    assert did.accepted_shared > 0.2 * did.response_tokens
+        did = EngineCounters.from_dict(default_engine.scheduler("read_counters")) - before
+        if did.accepted_shared > 0.3 * did.response_tokens:
+            break
+    assert did.accepted_shared > 0.3 * did.response_tokens
 
 
 @pytest.mark.parametrize("kind", ["right", "adversarial"])
