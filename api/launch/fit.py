@@ -93,11 +93,13 @@ def _fits(arguments: Arguments, shape: ModelShape | None, gpus: Gpus, change: Ch
     for group, name, value in change.values:
         edits.setdefault(group, {})[name] = value
     changed = merged(arguments, edits)
+    if lack(changed, shape, gpus):
+        return False
     try:
         check_tied(changed)
     except SpecError:
         return False
-    return not lack(changed, shape, gpus)
+    return True
 
 
 def _both(first: Change, second: Change) -> Change:

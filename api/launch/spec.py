@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -227,14 +228,11 @@ def _needed(arguments: Arguments) -> list[Fault]:
 
 def upstream_arguments(arguments: Arguments) -> SimpleNamespace:
     """Return upstream's nested arguments with defaults and derived values, as far as they affect GPUs."""
-    tree: dict[str, Any] = {}
-    for (group, name), option in options().items():
-        node = tree.setdefault(group, {})
-        *path, last = name.split(".")
-        for part in path:
-            node = node.setdefault(part, {})
-        node[last] = arguments.get(group, {}).get(name, option.default)
-    args = _as_namespace(tree)
+    args = _copied(_defaults())
+    for group, values in arguments.items():
+        for name, value in values.items():
+            *path, last = name.split(".")
+            setattr(functools.reduce(getattr, path, getattr(args, group)), last, value)
     if args.train.agent_func_path:
         args.reward.remote_url = "agent"
     if args.algo.advantage.estimator != "gae":
@@ -244,7 +242,19 @@ def upstream_arguments(arguments: Arguments) -> SimpleNamespace:
     return args
 
 
-def _as_namespace(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    return SimpleNamespace(**{name: _as_namespace(value) for name, value in node.items()})
+@functools.cache
+def _defaults() -> SimpleNamespace:
+    args = SimpleNamespace()
+    for (group, name), option in options().items():
+        node = args
+        *path, last = group, *name.split(".")
+        for part in path:
+            node = vars(node).setdefault(part, SimpleNamespace())
+        setattr(node, last, option.default)
+    return args
+
+
+def _copied(node: SimpleNamespace) -> SimpleNamespace:
+    """Return a copy with namespaces of its own; their values are shared, and never changed."""
+    values = vars(node).items()
+    return SimpleNamespace(**{name: _copied(at) if isinstance(at, SimpleNamespace) else at for name, at in values})

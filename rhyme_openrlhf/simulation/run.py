@@ -232,6 +232,9 @@ class Run:
         step = slot.step + 1
         if slot.beginning or not slot.done or step > len(self.workload.steps):
             return False
+        if step == len(self.workload.steps) and step in self.complete:
+            # The run is over: loading weights for a part that is empty would take it past its own end.
+            return False
         needed = step - 1 if self.features.trainer == "sync" else training_turn(step, 0).oldest
         if self.published < needed or (self.barrier and step - 1 not in self.complete):
             return False

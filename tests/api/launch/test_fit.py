@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.api.launch.fit import Gpus, lack, proposals
 from rhyme_openrlhf.api.launch.spec import Arguments, merged
 from rhyme_openrlhf.run.model_shape import ModelShape, model_shape
+from tests.examples import examples
 from tests.run.model_configurations import QWEN3_8B
 
 GIB = 2**30
@@ -71,7 +72,7 @@ def test_a_share_of_the_gpu_is_written_as_a_flag() -> None:
     assert found and found[0].flags.startswith("--vllm.gpu_memory_utilization 0.")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     engines=st.integers(1, 6),
     policy=st.integers(1, 4),
