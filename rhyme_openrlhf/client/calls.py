@@ -164,14 +164,21 @@ def config_difference(a: str, b: str) -> Call[models.ConfigDiff]:
 
 
 def series(
-    uid: str, names: Sequence[str], *, points: int = 500, axis: str = "step", smooth: float = 0.0, from_step: int = 0
+    uid: str,
+    names: Sequence[str],
+    *,
+    points: int = 500,
+    axis: str = "step",
+    smooth: float = 0.0,
+    from_step: int = 0,
+    to_step: int = 2**31 - 1,
 ) -> Call[models.Series]:
     """Return curves of a run, such as "reward"; every stretch keeps its smallest and largest value.
 
     `axis`: step, time, tokens or samples; `smooth`: the weight of a moving average, from 0 to below 1.
     """
-    params = {"names": ",".join(names), "points": points, "axis": axis, "smooth": smooth, "from_step": from_step}
-    return Call("GET", f"/runs/{uid}/series", params)
+    params = {"names": ",".join(names), "points": points, "axis": axis, "smooth": smooth}
+    return Call("GET", f"/runs/{uid}/series", {**params, "from_step": from_step, "to_step": to_step})
 
 
 def steps(uid: str, *, from_step: int = 0, to_step: int = 2**31 - 1, limit: int = ALL) -> Call[dict[str, Any]]:

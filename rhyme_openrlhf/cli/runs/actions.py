@@ -21,7 +21,7 @@ from rich.console import RenderableType
 
 from rhyme_openrlhf.cli.console import console
 from rhyme_openrlhf.cli.runs import tables, watch
-from rhyme_openrlhf.client import Client, ClientError
+from rhyme_openrlhf.client import Client, ClientError, trackers
 from rhyme_openrlhf.client.calls import ENDED, PAGE
 from rhyme_openrlhf.client.models import RunDetail
 from rhyme_openrlhf.telemetry.wording import without_controls
@@ -172,6 +172,13 @@ def compare(client: Client, args: argparse.Namespace) -> int:
 
 def export(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs export`"""
+    if args.to:
+        if not args.run:
+            raise UsageError("--to copies one run: name it")
+        copy = trackers.read(client, client.find(args.run))
+        where = trackers.TRACKERS[args.to](copy, args.output or "")
+        print(f"{copy.name}: {len(copy.steps)} steps copied to {where}")
+        return 0
     if args.format == "parquet" and not args.output and sys.stdout.isatty():
         raise UsageError("Parquet is no text: name a file with --output, or lead standard output into one")
     with client.export(client.find(args.run) if args.run else "", args.table, form=args.format) as pieces:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rhyme_openrlhf.cli.runs import actions
 from rhyme_openrlhf.cli.runs.actions import UsageError
 from rhyme_openrlhf.client import AccessError, Client, ClientError, UnreachableError, access, exchange
+from rhyme_openrlhf.client.trackers import TRACKERS
 from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry.wording import without_controls
 
@@ -372,13 +373,22 @@ def _export(commands: argparse._SubParsersAction[Parser]) -> None:
         commands,
         "export",
         actions.export,
-        "a table as CSV, JSON or Parquet",
-        "rhyme runs export > runs.csv\n  rhyme runs export last --table steps --format parquet --output steps.parquet",
+        "a table as CSV, JSON or Parquet, or a run as a copy in MLflow or W&B",
+        "rhyme runs export > runs.csv\n  rhyme runs export last --table steps --format parquet --output steps.parquet\n"
+        "  rhyme runs export last --to mlflow --output http://127.0.0.1:5000\n"
+        "  rhyme runs export last --to wandb-offline --output copies",
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run; without one: the table of all runs")
     parser.add_argument("--table", default="steps", choices=("steps", "metrics", "intervals", "engine_steps", "moves"))
     parser.add_argument("--format", default="csv", choices=("csv", "json", "parquet"))
-    parser.add_argument("--output", metavar="FILE", help="default: standard output")
+    parser.add_argument(
+        "--to", choices=tuple(TRACKERS), help="copy the whole run with that project's own client, installed here"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="default: standard output; with --to mlflow its tracking URI, with --to wandb-offline a folder",
+    )
 
 
 def _count(text: str) -> int:
