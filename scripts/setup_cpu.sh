@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Set up everything that trial runs and tests need on a Linux machine WITHOUT a GPU, in a virtual environment.
 #
-#   scripts/setup_cpu.sh [--venv DIR] [--extras test,demo,server] [--vllm VERSION] [--force]
+#   scripts/setup_cpu.sh [--venv DIR] [--extras test,demo,server,trackers] [--vllm VERSION] [--force]
 #
 #   --venv DIR     the virtual environment to make or complete (default: .venv in the repository)
-#   --extras LIST  this project's extras to install too, separated by commas: test, demo, server (default: none);
+#   --extras LIST  this project's extras to install too, separated by commas: test, demo, server, trackers (default: none);
 #                  test brings server along, PostgreSQL's programs, which some tests start a server with, and Chromium,
 #                  which the dashboard's tests look at its pages with
 #   --vllm VERSION install this version of vLLM's CPU build, with the Transformers that it asks for, instead of those that
@@ -46,9 +46,9 @@ while (($#)); do
         *) die "unknown argument '$1'; there are --venv DIR, --extras LIST, --vllm VERSION, --force and --help" ;;
     esac
 done
-[[ $EXTRAS =~ ^((test|demo|server)(,(test|demo|server))*)?$ ]] ||
-    die "--extras takes test, demo and server, separated by commas, got '$EXTRAS'"
-[[ ,$EXTRAS, != *,test,* ]] || EXTRAS=$EXTRAS,server
+[[ $EXTRAS =~ ^((test|demo|server|trackers)(,(test|demo|server|trackers))*)?$ ]] ||
+    die "--extras takes test, demo, server and trackers, separated by commas, got '$EXTRAS'"
+[[ ,$EXTRAS, != *,test,* ]] || EXTRAS=$EXTRAS,server,trackers
 [[ $VLLM =~ ^([0-9]+(\.[0-9]+)*)?$ ]] || die "--vllm takes a version such as 0.32.0, got '$VLLM'"
 VENV=${VENV:-$ROOT/.venv${VLLM:+-vllm-$VLLM}}
 
