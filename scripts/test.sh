@@ -104,8 +104,6 @@ fi
 
 run ruff check .
 run ruff format --check .
-# The words of docstrings, comments, messages, pages and documentation.
-run python scripts/check_words.py
 # Of the drafting core, where they are installed.
 if command -v clang-format >/dev/null; then
     run clang-format --dry-run --Werror csrc/*.cpp csrc/*.h
@@ -115,14 +113,20 @@ if command -v clang-tidy >/dev/null; then
         -isystem "$(python -c 'import pybind11; print(pybind11.get_include())')" \
         -isystem "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')"
 fi
-# Beside the tests; what it prints comes after them.
-TYPES=$(mktemp)
-trap 'rm -f "$TYPES" ${SERVER_LOG:+"$SERVER_LOG"}' EXIT
+# Types, and the words of docstrings, comments, messages, pages and documentation: beside the tests. What they print comes
+# after them.
+TYPES=$(mktemp) WORDS=$(mktemp)
+trap 'rm -f "$TYPES" "$WORDS" ${SERVER_LOG:+"$SERVER_LOG"}' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
-# Importing vLLM and DeepSpeed in each pytest process takes a tenth of the time: the other rooms are for --changed.
+python scripts/check_words.py >"$WORDS" 2>&1 &
+CHECK_WORDS=$!
+# Importing vLLM and DeepSpeed takes each pytest process seconds: the other rooms, and the files here that import them,
+# are for --changed.
 QUICK=(tests/{api,benchmarks,cli,docs,drafting,history,latency,oracles,scheduling,scripts,settings,simulation,telemetry,verify,webui})
-QUICK+=(tests/test_*.py --ignore tests/benchmarks/test_gpu_arguments.py --ignore tests/verify/test_engines.py)
+QUICK+=(tests/test_*.py)
+QUICK+=(--ignore tests/benchmarks/test_gpu_arguments.py --ignore tests/benchmarks/test_rollout.py)
+QUICK+=(--ignore tests/verify/test_engines.py --ignore tests/verify/test_greedy.py)
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python"
 case ${1-} in
     "")
@@ -157,4 +161,7 @@ esac
 echo "test: mypy --pretty"
 wait "$MYPY" || FAILED+=("mypy --pretty")
 cat "$TYPES"
+echo "test: python scripts/check_words.py"
+wait "$CHECK_WORDS" || FAILED+=("python scripts/check_words.py")
+cat "$WORDS"
 finish

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 
 GUARD.install()
 
+# DeepSpeed names itself as a source of random numbers that pytest-randomly should seed, which would import it, torch and
+# Transformers into each process: 5 s. No test draws from it.
+if importlib.util.find_spec("pytest_randomly"):
+    import pytest_randomly
+
+    pytest_randomly.entrypoint_reseeds = []
+
 # What is imported and collected stays: a quarter of that time went into searching it for garbage.
 gc.disable()
 

@@ -18,7 +18,7 @@ from rhyme_openrlhf.client.errors import ClientError
 UID = "rhyme.uid"
 # Columns of a step that are no figure.
 NO_FIGURES = ("step", "epoch", "started_at", "finished_at")
-# What the service derives from a step's columns, and so many steps of it a request: a curve of them is whole.
+# What the service derives from a step's columns, and the steps of one request: few enough for whole curves.
 DERIVED = ("speculation_rate", "acceptance_rate", "tokens_per_step", "tokens_per_second", "bubble_fraction")
 DERIVED_STEPS = 1000
 # MLflow takes at most these in one request (its REST API, "Log Batch"), and cuts no text itself.
@@ -135,8 +135,8 @@ def to_mlflow(copy: Copy, target: str) -> str:
 def to_wandb_offline(copy: Copy, target: str) -> str:
     """Write a copy into the folder `target` ("": here) in W&B's offline format, and return the folder to `wandb sync`.
 
-    Raises ClientError where W&B's client is not installed, where it fails, and where a run of its own is open in this
-    process: its service is ended here, which alone makes sure that the file is whole (W&B 0.31.0: one in two was not).
+    W&B's service of this process is ended here. Without that, half of the files were not whole yet (W&B 0.31.0).
+    Raises ClientError where W&B's client is not installed, fails, or has another run open in this process.
     """
     try:
         import wandb
