@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 GUARD.install()
 
-# DeepSpeed names itself as a source of random numbers that pytest-randomly should seed, which would import it, torch and
-# Transformers into each process: 5 s. No test draws from it.
+# DeepSpeed names itself as a source of random numbers that pytest-randomly should seed. That would import it, torch and
+# Transformers into each process, in 5 s, and no test draws from it.
 if importlib.util.find_spec("pytest_randomly"):
     import pytest_randomly
 
