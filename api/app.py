@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
 from rhyme_openrlhf import __version__
+from rhyme_openrlhf.api.access.audit import AuditLog
 from rhyme_openrlhf.api.access.service import Background, Service
 from rhyme_openrlhf.api.http import problems
 from rhyme_openrlhf.api.http.fields import PREFIX
@@ -36,6 +37,7 @@ from rhyme_openrlhf.api.http.limits import Limits, RateLimit
 from rhyme_openrlhf.api.http.parameters import query_parameters, refuse_unknown
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.live.streams import LiveLooks
+from rhyme_openrlhf.api.routes import audit as audit_routes
 from rhyme_openrlhf.api.routes import (
     events,
     experiments,
@@ -65,6 +67,7 @@ from rhyme_openrlhf.api.store.database import Database
 ROUTERS: tuple[APIRouter, ...] = (
     sign_in.router,
     token_routes.router,
+    audit_routes.router,
     experiments.router,
     runs.router,
     launch.router,
@@ -131,8 +134,11 @@ def create_app(
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     problems.install(app)
     app.router.routes.extend(routes())
-    # The middleware added last is the outermost. This one leaves live streams alone. Compressed pages reveal no CSRF
-    # token, because the session's cookie is SameSite=Strict: another site cannot request pages with it.
+    # The middleware added last is the outermost.
+    actions = {route.endpoint: route.summary or route.name for route in _api_routes(ROUTERS)}
+    app.add_middleware(AuditLog, database=database, actions=actions, prefix=PREFIX)
+    # It leaves live streams alone. Compressed pages reveal no CSRF token, because the session's cookie is
+    # SameSite=Strict: another site cannot request pages with it.
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM, compresslevel=COMPRESSION_LEVEL)
     batch_limit = int(settings.batch_mb * MEGABYTE)
     app.add_middleware(
@@ -173,12 +179,11 @@ def templates(routers: Iterable[APIRouter], prefix: str = "") -> dict[Any, str]:
     The templates come from the routers, not from the app. Newer releases of FastAPI keep an included router as one
     object in `app.routes`, and name its routes without the prefix.
     """
-    return {
-        route.endpoint: prefix + route.path
-        for router in routers
-        for route in router.routes
-        if isinstance(route, APIRoute)
-    }
+    return {route.endpoint: prefix + route.path for route in _api_routes(routers)}
+
+
+def _api_routes(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
+    return (route for router in routers for route in router.routes if isinstance(route, APIRoute))
 
 
 def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
@@ -192,9 +197,10 @@ def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
     if show_link is None:
         return
     with service.database.writing() as session:
-        first = credentials.nobody_gets_in(session)
+        now = time.time()
+        first = credentials.nobody_gets_in(session, now)
         code = credentials.issue_code(
-            session, time.time(), credentials.FIRST_CODE_SECONDS if first else credentials.CODE_SECONDS
+            session, now, credentials.FIRST_CODE_SECONDS if first else credentials.CODE_SECONDS
         )
     # Shown only after the code is stored.
     show_link(code)

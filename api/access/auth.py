@@ -23,6 +23,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 
+from rhyme_openrlhf.api.access.audit import SAFE_METHODS, note_caller
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.http.problems import ProblemError, retry_later
 from rhyme_openrlhf.api.store.credentials import Principal, Role, digest, find_by_session, find_by_token
@@ -36,7 +37,6 @@ COOKIE_SCHEME = "APIKeyCookie"
 CSRF_HEADER = "X-CSRF-Token"
 # Least seconds between two writes of `last_used_at`, so that reading does not cause writing.
 LAST_USED_STEP_S = 60.0
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 logger = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False, description="An access token, for scripts and reporters.")
@@ -97,7 +97,7 @@ async def _authenticate(service: Service, request: Request, bearer: str | None, 
     if who is None:
         if bearer is None:
             raise _unauthorized("the session is over: sign in again")
-        raise refuse_secret(service, request, "the token is unknown or was revoked")
+        raise refuse_secret(service, request, "the token is unknown, was revoked, or has expired")
     if who.session is not None and request.method not in SAFE_METHODS:
         given = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(given.encode(), (who.csrf or "").encode()):
@@ -113,7 +113,7 @@ def _look_up(service: Service, key: tuple[str, str], bearer: str | None, cookie:
     now = time.time()
     before = service.callers.before_reading()
     with service.database.reading(snapshot=False) as session:
-        who = find_by_token(session, bearer) if bearer is not None else find_by_session(session, cookie or "", now)
+        who = find_by_token(session, bearer, now) if bearer is not None else find_by_session(session, cookie or "", now)
     if who is not None:
         service.callers.put(key, who, before)
         _note_use(service, who, now)
@@ -147,6 +147,8 @@ def require(*roles: Role) -> Callable[..., Awaitable[Principal]]:
         who = await _authenticate(service, request, bearer.credentials if bearer else None, cookie)
         if who.role not in roles:
             raise ProblemError(403, f"a {who.role} may not do this; required role: {', '.join(roles)}")
+        if roles == ("operator",):
+            note_caller(request, who)
         return who
 
     return allowed

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import delete
 
 from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.audit import note_caller
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.problems import documented
 from rhyme_openrlhf.api.store import credentials
@@ -39,7 +40,7 @@ class Who(BaseModel):
 def sign_in(body: SignIn, request: Request, response: Response, service: ServiceDep) -> Who:
     """Open a browser session: set an HttpOnly cookie, and return its CSRF token."""
     now = time.time()
-    wrong = "the token is unknown, was revoked, or is a reporter's token"
+    wrong = "the token is unknown, was revoked, has expired, or is a reporter's token"
     detail = USED_UP if body.token.startswith(credentials.CODE_START) else wrong
     with service.database.reading(snapshot=False) as session:
         if not credentials.may_open(session, body.token, now):
@@ -49,6 +50,7 @@ def sign_in(body: SignIn, request: Request, response: Response, service: Service
         if opened is None:
             raise auth.refuse_secret(service, request, detail)
         value, row, token = opened
+        note_caller(request, credentials.principal(token, row))
         who = Who(name=token.name, role=credentials.role_of(token), csrf=row.csrf)
     response.set_cookie(
         auth.cookie_name(request),
@@ -70,6 +72,7 @@ def who_am_i(who: auth.Viewer) -> Who:
 @router.delete("/session", status_code=204, responses=documented(401, 403), summary="Sign out")
 def sign_out(who: auth.Viewer, request: Request, service: ServiceDep) -> Response:
     """End the session. A Bearer token is not affected; revoke it instead."""
+    note_caller(request, who)
     if who.session is not None:
         with service.database.writing() as session:
             session.execute(delete(BrowserSession).where(BrowserSession.digest == who.session))

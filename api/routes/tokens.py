@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.audit import note_caller
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, Cursor, Limit, created_at
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
@@ -24,6 +25,9 @@ from rhyme_openrlhf.api.store.models import Run, Token
 
 router = APIRouter(prefix="/tokens", tags=["tokens"], responses=documented(401, 403, 422, 429, 503))
 
+# Ten years: longer is meant to be for ever.
+MOST_DAYS = 3660.0
+SECONDS_PER_DAY = 86_400.0
 TokenId = Annotated[int, Path(ge=1, le=INT32)]
 
 
@@ -36,6 +40,7 @@ class TokenView(BaseModel):
     prefix: str = Field(description="Its beginning.", examples=["rhyme_Ab3d"])
     run: str | None = Field(description="The only run that a reporter's token may report for.")
     created_at: float
+    expires_at: float | None = Field(description="None: it works until it is revoked.")
     last_used_at: float | None
     revoked_at: float | None
 
@@ -55,6 +60,10 @@ class NewToken(Body):
     name: Name
     role: credentials.Role
     run: UidText | None = Field(default=None, description="With role reporter: the only run it may report for.")
+    days: Annotated[
+        float | None,
+        Field(gt=0, le=MOST_DAYS, description="It works for so long; without it, until it is revoked.", examples=[90]),
+    ] = None
 
 
 class Exchange(Body):
@@ -76,11 +85,11 @@ def list_tokens(
     service: ServiceDep,
     limit: Limit = LARGEST_PAGE,
     cursor: Cursor = None,
-    revoked: Annotated[bool, Query(description="Include revoked tokens.")] = False,
+    revoked: Annotated[bool, Query(description="Include revoked and expired tokens.")] = False,
 ) -> TokenPage:
-    """List all tokens, the newest first."""
+    """List all tokens that work, the newest first."""
     with service.database.reading() as session:
-        conditions = [] if revoked else [Token.revoked_at.is_(None)]
+        conditions = [] if revoked else [credentials.is_valid(time.time())]
         rows, following = page_of(session, Token, conditions, Order("id", Token.id, Token.id, "desc"), limit, cursor)
         uids = dict(
             session.execute(select(Run.id, Run.uid).where(Run.id.in_({row.run_id for row in rows if row.run_id})))
@@ -97,7 +106,9 @@ def make_token(body: NewToken, response: Response, who: auth.Operator, service: 
         raise ProblemError(422, "only a reporter's token can belong to one run")
     with service.database.writing() as session:
         run_id = find_run(session, body.run).id if body.run else None
-        issued = credentials.issue_token(session, body.name, body.role, time.time(), run_id)
+        now = time.time()
+        expires = now + SECONDS_PER_DAY * body.days if body.days is not None else None
+        issued = credentials.issue_token(session, body.name, body.role, now, run_id, expires)
         created_at(response, f"/tokens/{issued.row.id}")
         return IssuedToken(**_view(issued.row, body.run).model_dump(), token=issued.secret)
 
@@ -122,6 +133,7 @@ def exchange_code(body: Exchange, request: Request, service: ServiceDep) -> Issu
         if not credentials.take_code(session, body.code, now):
             raise auth.refuse_secret(service, request, USED_UP)
         issued = credentials.issue_token(session, body.name, "operator", now)
+        note_caller(request, credentials.principal(issued.row, None))
         return IssuedToken(**_view(issued.row, None).model_dump(), token=issued.secret)
 
 
@@ -149,6 +161,7 @@ def _view(row: Token, run: str | None) -> TokenView:
         prefix=row.prefix,
         run=run,
         created_at=row.created_at,
+        expires_at=row.expires_at,
         last_used_at=row.last_used_at,
         revoked_at=row.revoked_at,
     )

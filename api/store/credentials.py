@@ -4,7 +4,7 @@ Invariants:
 
 - The secret of a token, session or code is stored only as its SHA-256, and shown once.
 - A secret is never part of a URL that reaches a server (a link has its code in the fragment).
-- A revoked token, an expired session, and a used or expired code open nothing.
+- A revoked or expired token, an expired session, and a used or expired code open nothing.
 
 Roles: a viewer reads; an operator does everything; a reporter only reports, and only for its own run if it has one.
 """
@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, and_, delete, or_, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store.models import BrowserSession, SignInCode, Token
@@ -72,20 +72,33 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def issue_token(session: Session, name: str, role: Role, now: float, run_id: int | None = None) -> Issued:
+def issue_token(
+    session: Session, name: str, role: Role, now: float, run_id: int | None = None, expires_at: float | None = None
+) -> Issued:
     """Create a token; the caller commits."""
     secret = TOKEN_START + secrets.token_urlsafe(SECRET_BYTES)
     row = Token(
-        name=name, role=role, prefix=secret[:PREFIX_LENGTH], digest=digest(secret), run_id=run_id, created_at=now
+        name=name,
+        role=role,
+        prefix=secret[:PREFIX_LENGTH],
+        digest=digest(secret),
+        run_id=run_id,
+        created_at=now,
+        expires_at=expires_at,
     )
     session.add(row)
     session.flush()
     return Issued(row, secret)
 
 
-def nobody_gets_in(session: Session) -> bool:
+def is_valid(now: float) -> ColumnElement[bool]:
+    """Return the condition that a token is neither revoked nor expired."""
+    return and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
+
+
+def nobody_gets_in(session: Session, now: float) -> bool:
     """Return True if no operator's token is valid."""
-    usable = select(Token.id).where(Token.role == "operator", Token.revoked_at.is_(None)).limit(1)
+    usable = select(Token.id).where(Token.role == "operator", is_valid(now)).limit(1)
     return session.scalar(usable) is None
 
 
@@ -122,7 +135,7 @@ def open_session(session: Session, secret: str, now: float, hours: float) -> tup
     if secret.startswith(CODE_START):
         token = _link_token(session, now) if take_code(session, secret, now) else None
     else:
-        token = session.scalar(select(Token).where(Token.digest == digest(secret), Token.revoked_at.is_(None)))
+        token = session.scalar(select(Token).where(Token.digest == digest(secret), is_valid(now)))
     if token is None or token.role == "reporter":
         return None
     session.execute(delete(BrowserSession).where(BrowserSession.expires_at <= now))
@@ -154,13 +167,13 @@ def may_open(session: Session, secret: str, now: float) -> bool:
     if secret.startswith(CODE_START):
         code = select(SignInCode.digest).where(SignInCode.digest == digest(secret), SignInCode.expires_at > now)
         return session.scalar(code) is not None
-    return find_by_token(session, secret) is not None
+    return find_by_token(session, secret, now) is not None
 
 
-def find_by_token(session: Session, secret: str) -> Principal | None:
+def find_by_token(session: Session, secret: str, now: float) -> Principal | None:
     """Return the user of this token if it is valid."""
-    row = session.scalar(select(Token).where(Token.digest == digest(secret), Token.revoked_at.is_(None)))
-    return None if row is None else _principal(row, None)
+    row = session.scalar(select(Token).where(Token.digest == digest(secret), is_valid(now)))
+    return None if row is None else principal(row, None)
 
 
 def find_by_session(session: Session, value: str, now: float) -> Principal | None:
@@ -168,15 +181,15 @@ def find_by_session(session: Session, value: str, now: float) -> Principal | Non
     found = session.execute(
         select(BrowserSession, Token)
         .join(Token, Token.id == BrowserSession.token_id)
-        .where(BrowserSession.digest == digest(value), BrowserSession.expires_at > now, Token.revoked_at.is_(None))
+        .where(BrowserSession.digest == digest(value), BrowserSession.expires_at > now, is_valid(now))
     ).first()
-    return None if found is None else _principal(found[1], found[0])
+    return None if found is None else principal(found[1], found[0])
 
 
 def still_hold(session: Session, callers: Collection[Caller], now: float) -> dict[Caller, bool]:
     """Return for each caller whether it may still read, with two queries for any number of callers."""
     ids = {token_id for token_id, _ in callers}
-    tokens = set(session.scalars(select(Token.id).where(Token.id.in_(ids), Token.revoked_at.is_(None))))
+    tokens = set(session.scalars(select(Token.id).where(Token.id.in_(ids), is_valid(now))))
     digests = {value for _, value in callers if value is not None}
     alive = select(BrowserSession.digest).where(BrowserSession.digest.in_(digests), BrowserSession.expires_at > now)
     sessions = set(session.scalars(alive)) if digests else set()
@@ -185,7 +198,8 @@ def still_hold(session: Session, callers: Collection[Caller], now: float) -> dic
     }
 
 
-def _principal(row: Token, browser: BrowserSession | None) -> Principal:
+def principal(row: Token, browser: BrowserSession | None) -> Principal:
+    """Return the user of a token, in a browser's session if there is one."""
     return Principal(
         token_id=row.id,
         name=row.name,

@@ -32,6 +32,8 @@ from rhyme_openrlhf.settings.redaction import redact_command, redact_config
 # Public ids, as made by `config.new_uid`.
 UID_LENGTH = UID_DIGITS
 NAME_LENGTH = 200
+# Of a client: an IPv6 address with a zone. Of what was changed: a path of the API.
+ADDRESS_LENGTH, TARGET_LENGTH = 64, 500
 STATUS_LENGTH = 16
 
 
@@ -192,6 +194,8 @@ class Token(Base):
     # A reporter's token for one run may report for no other.
     run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
     created_at: Mapped[float] = mapped_column(Float)
+    # None: works until it is revoked.
+    expires_at: Mapped[float | None] = mapped_column(Float)
     last_used_at: Mapped[float | None] = mapped_column(Float)
     revoked_at: Mapped[float | None] = mapped_column(Float)
 
@@ -216,6 +220,22 @@ class BrowserSession(Base):
     csrf: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(Float)
     expires_at: Mapped[float] = mapped_column(Float)
+
+
+class AuditEntry(Base):
+    """What somebody did (`api/access/audit.py`). The name stays when the token is gone."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    time: Mapped[float] = mapped_column(Float)
+    token_id: Mapped[int] = mapped_column(Integer)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    # In a browser's session that the token opened.
+    browser: Mapped[bool]
+    address: Mapped[str] = mapped_column(String(ADDRESS_LENGTH))
+    action: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    target: Mapped[str] = mapped_column(String(TARGET_LENGTH))
 
 
 class DispatchLease(Base):

@@ -44,6 +44,26 @@ def whoami() -> Call[models.Who]:
     return Call("GET", "/session")
 
 
+def tokens(*, revoked: bool = False) -> Call[models.Token]:
+    """Yield the access tokens, the newest first; `revoked`: also those that are revoked or expired."""
+    return Call("GET", "/tokens", {"revoked": revoked}, most=ALL)
+
+
+def make_token(name: str, role: str, *, days: float | None = None) -> Call[models.IssuedToken]:
+    """Create a token that works for `days`, None: until it is revoked; its secret is in this response alone."""
+    return Call("POST", "/tokens", body={"name": name, "role": role, "days": days})
+
+
+def revoke_token(number: int) -> Call[None]:
+    """Revoke the token with this id."""
+    return Call("DELETE", f"/tokens/{number}")
+
+
+def audit(*, name: str = "", text: str = "", limit: int = 50) -> Call[models.AuditEntry]:
+    """Yield what was done, the newest first: by the holder of the token `name`, with `text` in action or target."""
+    return Call("GET", "/audit", {"name": name, "text": text}, most=limit)
+
+
 def runs(
     *,
     status: Sequence[str] = (),

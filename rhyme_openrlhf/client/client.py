@@ -81,6 +81,10 @@ class Client:
         self._http.close()
 
     whoami = sends(calls.whoami)
+    tokens = lists(calls.tokens)
+    make_token = sends(calls.make_token)
+    revoke_token = sends(calls.revoke_token)
+    audit = lists(calls.audit)
     runs = lists(calls.runs)
     run = sends(calls.run)
     start = sends(calls.start)

@@ -69,6 +69,39 @@ class RunDetail(Run):
     etag: str
 
 
+class Token(TypedDict):
+    """An access token without its secret. `expires_at`: None where it works until it is revoked."""
+
+    id: int
+    name: str
+    role: str
+    prefix: str
+    run: str | None
+    created_at: float
+    expires_at: float | None
+    last_used_at: float | None
+    revoked_at: float | None
+
+
+class IssuedToken(Token):
+    """A new token with its secret."""
+
+    token: str
+
+
+class AuditEntry(TypedDict):
+    """What was done, by whom, when, and from where. `browser`: in a browser's session."""
+
+    id: int
+    time: float
+    token_id: int
+    name: str
+    browser: bool
+    address: str
+    action: str
+    target: str
+
+
 class Event(TypedDict):
     """A recorded event; `body` has the fields of its kind."""
 

@@ -1,8 +1,10 @@
-"""The page `/settings`: tokens for access, folders that runs may use, limits of the service."""
+"""The page `/settings`: tokens for access, what operators did, folders that runs may use, limits of the service."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,14 +17,20 @@ from rhyme_openrlhf import __version__
 from rhyme_openrlhf.api.access.launching import LaunchingDep
 from rhyme_openrlhf.api.launch.actions import LaunchSettings
 from rhyme_openrlhf.api.launch.schema import upstream_version
+from rhyme_openrlhf.api.read.audit import audit_entries
 from rhyme_openrlhf.api.settings import ServeSettings
-from rhyme_openrlhf.api.store.models import Run, Token
+from rhyme_openrlhf.api.store.credentials import is_valid
+from rhyme_openrlhf.api.store.models import TARGET_LENGTH, AuditEntry, Run, Token
 from rhyme_openrlhf.settings.options import OPTION, Settings
 from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
 
+# Newest entries of the audit log on the page; the API and `rhyme runs audit` have all of them.
+AUDIT_ENTRIES = 50
+# How long a token may work, in days; 0: until it is revoked.
+LIFETIMES = ((0, "no end"), (1, "1 day"), (7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "1 year"))
 # Most tokens in the list; tokens of the service's own runs come and go by themselves.
 TOKENS = 200
 # The use of each role, as in docs/http-api.md.
@@ -50,15 +58,21 @@ class LimitRow:
 
 @router.get("/settings")
 def settings_page(
-    page: PageDep, launching: LaunchingDep, revoked: Annotated[str, Query(max_length=10)] = ""
+    page: PageDep,
+    launching: LaunchingDep,
+    revoked: Annotated[str, Query(max_length=10)] = "",
+    audit: Annotated[str, Query(max_length=TARGET_LENGTH)] = "",
 ) -> HTMLResponse:
-    """Render tokens and folders for operators, limits and versions for everyone."""
+    """Render tokens, the audit log and folders for operators, limits and versions for everyone."""
     settings = page.service.settings
     return page.render(
         "settings.html",
         roles=ROLES,
         tokens=_tokens(page, revoked == "yes") if page.may_act else [],
         show_revoked=revoked == "yes",
+        lifetimes=LIFETIMES,
+        entries=_entries(page, audit) if page.may_act else [],
+        audit_text=audit,
         roots=[str(root) for root in launching.roots] if page.may_act else [],
         directory=str(launching.directory) if page.may_act else "",
         database=make_url(settings.database_url()).render_as_string(hide_password=True) if page.may_act else "",
@@ -78,6 +92,17 @@ def tokens_piece(page: PageDep, revoked: Annotated[str, Query(max_length=10)] = 
     return page.render("parts/tokens.html", tokens=tokens, show_revoked=revoked == "yes")
 
 
+@router.get("/ui/settings/parts/audit")
+def audit_piece(page: PageDep, audit: Annotated[str, Query(max_length=TARGET_LENGTH)] = "") -> HTMLResponse:
+    """Render the newest entries of the audit log, none for a viewer."""
+    return page.render("parts/audit.html", entries=_entries(page, audit) if page.may_act else [], audit_text=audit)
+
+
+def _entries(page: Page, text: str) -> Sequence[AuditEntry]:
+    with page.service.database.reading() as session:
+        return audit_entries(session, "", text, AUDIT_ENTRIES, None)[0]
+
+
 def _tokens(page: Page, revoked: bool) -> list[dict[str, Any]]:
     """Return tokens, the newest first.
 
@@ -85,7 +110,7 @@ def _tokens(page: Page, revoked: bool) -> list[dict[str, Any]]:
     """
     query = select(Token, Run.uid, Run.name).outerjoin(Run, Run.id == Token.run_id)
     if not revoked:
-        query = query.where(Token.revoked_at.is_(None))
+        query = query.where(is_valid(time.time()))
     with page.service.database.reading() as session:
         rows = session.execute(query.order_by(Token.id.desc()).limit(TOKENS)).tuples().all()
         return [

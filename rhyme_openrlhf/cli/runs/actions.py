@@ -211,6 +211,29 @@ def files(client: Client, args: argparse.Namespace) -> int:
     return 0
 
 
+def tokens(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme runs tokens`"""
+    if args.make:
+        issued = client.make_token(args.make, args.role, days=args.days)
+        # The secret alone on standard output, so that it goes into a file.
+        print(json.dumps(issued, indent=2) if args.json else issued["token"])
+        print("it is shown only this once: keep it like a password", file=sys.stderr)
+    elif args.revoke:
+        client.revoke_token(args.revoke)
+        print(f"token {args.revoke} is revoked", file=sys.stderr)
+    else:
+        found = list(client.tokens(revoked=args.all))
+        _show(args, found, lambda: tables.tokens_table(found, time.time()))
+    return 0
+
+
+def audit(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme runs audit`"""
+    found = list(client.audit(name=args.name, text=args.text, limit=args.limit))
+    _show(args, found, lambda: tables.audit_table(found))
+    return 0
+
+
 def _written(target: Path, pieces: Iterable[bytes]) -> None:
     """Write a file, which has its name only once it is whole. Raises ClientError."""
     partial = target.with_name(f".{target.name}.partial")

@@ -89,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         "rhyme runs import runs/20261121-math-7b",
     )
     importing.add_argument("directory", metavar="RUN_DIRECTORY", help="its path there")
+    _access(commands)
     keeping = _command(
         commands,
         "login",
@@ -389,6 +390,32 @@ def _export(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="FILE",
         help="default: standard output; with --to mlflow its tracking URI, with --to wandb-offline a folder",
     )
+
+
+def _access(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(
+        commands,
+        "tokens",
+        actions.tokens,
+        "the access tokens; or make or revoke one",
+        "rhyme runs tokens\n  rhyme runs tokens --make grafana --role viewer --days 90\n  rhyme runs tokens --revoke 7",
+    )
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--make", metavar="NAME", help="make a token; it is printed once")
+    one.add_argument("--revoke", type=_count, metavar="ID", help="end a token, and the browser sessions that it opened")
+    one.add_argument("--all", action="store_true", help="show revoked and expired tokens too")
+    parser.add_argument("--role", default="viewer", choices=("viewer", "operator", "reporter"), help="of a new token")
+    parser.add_argument("--days", type=float, metavar="N", help="a new token works for so long (default: no end)")
+    parser = _command(
+        commands,
+        "audit",
+        actions.audit,
+        "what was done, by whom, when, and from where",
+        "rhyme runs audit\n  rhyme runs audit --name grafana\n  rhyme runs audit --text 'delete a run'",
+    )
+    parser.add_argument("--name", default="", metavar="TOKEN", help="only by the holder of this token")
+    parser.add_argument("--text", default="", metavar="TEXT", help="only with this text in action or target")
+    parser.add_argument("--limit", type=_count, default=50, metavar="N", help="the newest N (default: 50)")
 
 
 def _count(text: str) -> int:

@@ -54,6 +54,37 @@ def runs_table(runs: Sequence[Json], now: float, columns: Sequence[str] = ()) ->
     return table
 
 
+def tokens_table(tokens: Sequence[Json], now: float) -> Table:
+    """Build the table of access tokens."""
+    table = _table("id", "name", "role", "begins with", "age", "last used", "works until")
+    for token in tokens:
+        ends = token.get("revoked_at") or token.get("expires_at")
+        until = "-" if ends is None else _date(ends)
+        if token.get("revoked_at") is not None:
+            until = f"revoked {until}"
+        _row(
+            table,
+            text(token.get("id")),
+            text(token.get("name")),
+            text(token.get("role")),
+            text(token.get("prefix")),
+            age(token.get("created_at"), now),
+            age(token.get("last_used_at"), now),
+            text(until),
+        )
+    return table
+
+
+def audit_table(entries: Sequence[Json]) -> Table:
+    """Build the table of the audit log."""
+    table = _table("when", "who", "from", "what", "target")
+    for entry in entries:
+        place = f"{entry.get('address')}{' (browser)' if entry.get('browser') else ''}"
+        cells = (_date(entry.get("time")), entry.get("name"), place, entry.get("action"), entry.get("target"))
+        _row(table, *map(text, cells))
+    return table
+
+
 def run_table(run: Json, now: float) -> Table:
     """Build the table of one run, with a line for each known value."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -156,9 +187,11 @@ def age(then: float | None, now: float) -> str:
 
 def moment(then: float | None, now: float) -> str:
     """Return local date and time, and the time since."""
-    if then is None:
-        return wording.NO_VALUE
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(then))} ({age(then, now)} ago)"
+    return wording.NO_VALUE if then is None else f"{_date(then)} ({age(then, now)} ago)"
+
+
+def _date(then: float | None) -> str:
+    return wording.NO_VALUE if then is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(then))
 
 
 def value(content: Any) -> str:

@@ -397,3 +397,23 @@ def test_wrong_usage_is_one_sentence(rhyme: Rhyme, argv: list[str], said: str) -
 def test_a_copy_is_of_one_run(rhyme: Rhyme) -> None:
     code, _, err = rhyme("export", "--to", "mlflow")
     assert code == 2 and "name it" in err
+
+
+def test_tokens_are_made_listed_and_revoked_and_all_of_it_is_in_the_audit_log(rhyme: Rhyme) -> None:
+    code, out, err = rhyme("tokens", "--make", "grafana", "--role", "viewer", "--days", "90")
+    assert code == 0 and re.fullmatch(r"rhyme_\S{43}\n", out) and "only this once" in err
+    (token,) = [one for one in answer(rhyme, "tokens") if one["name"] == "grafana"]
+    assert token["expires_at"] == pytest.approx(time.time() + 90 * 86_400, abs=600) and token["last_used_at"] is None
+    code, out, _ = rhyme("tokens")
+    (line,) = [line for line in out.splitlines() if "grafana" in line]
+    assert token["prefix"] in line and time.strftime("%Y-%m-%d", time.localtime(token["expires_at"])) in line
+    assert rhyme("tokens", "--revoke", str(token["id"]))[0] == 0
+    assert "grafana" not in rhyme("tokens")[1]
+    (line,) = [line for line in rhyme("tokens", "--all")[1].splitlines() if "grafana" in line]
+    assert "revoked" in line
+    done = answer(rhyme, "audit", "--text", f"/tokens/{token['id']}")
+    assert [one["action"] for one in done] == ["Revoke a token", "Create a token"]
+    code, out, _ = rhyme("audit", "--name", "the operator", "--limit", "2")
+    assert code == 0 and "Revoke a token" in out and "127.0.0.1" in out
+    code, _, err = rhyme("tokens", "--revoke", "123456")
+    assert code == 1 and "token" in err and len(err.splitlines()) == 1

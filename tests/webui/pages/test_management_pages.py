@@ -144,6 +144,7 @@ def test_a_token_is_shown_once_and_revoked(dashboard: Any, browser_page: Any) ->
     expect(page).to_have_url(f"{dashboard.url}/")
     page.goto(f"{dashboard.url}/settings")
     page.get_by_label("Name").fill("grafana")
+    page.get_by_label("Works for").select_option("90 days")
     page.get_by_role("button", name="Create token").click()
     shown = page.locator("[data-issued-token]")
     expect(shown).to_have_text(re.compile("^rhyme_"))
@@ -152,6 +153,8 @@ def test_a_token_is_shown_once_and_revoked(dashboard: Any, browser_page: Any) ->
     assert httpx.get(f"{dashboard.url}/api/v1/runs", headers=headers).status_code == 200
     row = page.get_by_role("row").filter(has_text="grafana")
     expect(row).to_have_count(1)
+    until = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 90 * 86_400))
+    expect(row.locator("[data-title='Works until'] time")).to_have_attribute("datetime", re.compile(f"^{until}"))
     page.reload()
     expect(page.locator("[data-issued]")).to_be_hidden()
     assert secret not in page.content()
@@ -159,6 +162,14 @@ def test_a_token_is_shown_once_and_revoked(dashboard: Any, browser_page: Any) ->
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(row).to_have_count(0)
     assert httpx.get(f"{dashboard.url}/api/v1/runs", headers=headers).status_code == 401
+    # Both are in the log at once, and are found there.
+    log = page.locator("#audit").get_by_role("row")
+    expect(log.nth(1)).to_contain_text("Revoke a token")
+    expect(log.nth(2)).to_contain_text("Create a token")
+    page.get_by_label("Action or target").fill("revoke")
+    page.get_by_role("button", name="Find").click()
+    expect(log).to_have_count(2)
+    expect(log.nth(1)).to_contain_text("browser")
 
 
 def test_columns_filters_and_curves_of_the_runs(launching_dashboard: Any) -> None:

@@ -8,6 +8,8 @@ const issued = document.querySelector("[data-issued]");
 async function make() {
   problem.hidden = true;
   const body = { name: form.elements.name.value.trim(), role: form.elements.role.value };
+  const days = Number(form.elements.days.value);
+  if (days) body.days = days;
   const button = form.querySelector("button");
   button.disabled = true;
   try {
