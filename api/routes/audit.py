@@ -12,13 +12,14 @@ from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit
 from rhyme_openrlhf.api.http.problems import documented
 from rhyme_openrlhf.api.read.audit import audit_entries
+from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, TARGET_LENGTH
 
 router = APIRouter(prefix="/audit", tags=["audit"], responses=documented(401, 403, 422, 429, 503))
 
 
 class AuditEntryView(BaseModel):
-    """What was done, by whom, when, and from where."""
+    """An entry of the audit log."""
 
     id: int
     time: float
@@ -41,8 +42,12 @@ class AuditPage(BaseModel):
 def list_audit(
     who: auth.Operator,
     service: ServiceDep,
-    name: Annotated[str, Query(max_length=NAME_LENGTH, description="Only what this token's holder did.")] = "",
-    text: Annotated[str, Query(max_length=TARGET_LENGTH, description="A part of the action or the target.")] = "",
+    name: Annotated[
+        str, Query(max_length=NAME_LENGTH, pattern=NO_NUL, description="Only what this token's holder did.")
+    ] = "",
+    text: Annotated[
+        str, Query(max_length=TARGET_LENGTH, pattern=NO_NUL, description="A part of the action or the target.")
+    ] = "",
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> AuditPage:

@@ -223,7 +223,7 @@ class BrowserSession(Base):
 
 
 class AuditEntry(Base):
-    """What somebody did (`api/access/audit.py`). The name stays when the token is gone."""
+    """An entry of the audit log (`api/access/audit.py`). The name stays when the token is gone."""
 
     __tablename__ = "audit"
 

@@ -90,7 +90,7 @@ class IssuedToken(Token):
 
 
 class AuditEntry(TypedDict):
-    """What was done, by whom, when, and from where. `browser`: in a browser's session."""
+    """An entry of the audit log. `browser`: done in a browser's session."""
 
     id: int
     time: float

@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.launch.actions import LaunchSettings
 from rhyme_openrlhf.api.launch.schema import upstream_version
 from rhyme_openrlhf.api.read.audit import audit_entries
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.credentials import is_valid
 from rhyme_openrlhf.api.store.models import TARGET_LENGTH, AuditEntry, Run, Token
 from rhyme_openrlhf.settings.options import OPTION, Settings
@@ -26,6 +27,8 @@ from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
+
+AuditText = Annotated[str, Query(max_length=TARGET_LENGTH, pattern=NO_NUL)]
 
 # Newest entries of the audit log on the page; the API and `rhyme runs audit` have all of them.
 AUDIT_ENTRIES = 50
@@ -61,7 +64,7 @@ def settings_page(
     page: PageDep,
     launching: LaunchingDep,
     revoked: Annotated[str, Query(max_length=10)] = "",
-    audit: Annotated[str, Query(max_length=TARGET_LENGTH)] = "",
+    audit: AuditText = "",
 ) -> HTMLResponse:
     """Render tokens, the audit log and folders for operators, limits and versions for everyone."""
     settings = page.service.settings
@@ -93,7 +96,7 @@ def tokens_piece(page: PageDep, revoked: Annotated[str, Query(max_length=10)] = 
 
 
 @router.get("/ui/settings/parts/audit")
-def audit_piece(page: PageDep, audit: Annotated[str, Query(max_length=TARGET_LENGTH)] = "") -> HTMLResponse:
+def audit_piece(page: PageDep, audit: AuditText = "") -> HTMLResponse:
     """Render the newest entries of the audit log, none for a viewer."""
     return page.render("parts/audit.html", entries=_entries(page, audit) if page.may_act else [], audit_text=audit)
 
