@@ -56,6 +56,7 @@ from rhyme_openrlhf.api.routes import (
     series,
     sign_in,
     steps,
+    sweeps,
     system,
 )
 from rhyme_openrlhf.api.routes import tokens as token_routes
@@ -71,6 +72,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     experiments.router,
     runs.router,
     launch.router,
+    sweeps.router,
     steps.router,
     series.router,
     system.router,

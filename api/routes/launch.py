@@ -180,7 +180,7 @@ def get_schema(who: auth.Viewer) -> OptionList:
 def validate_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> SpecVerdict:
     """Check a spec without starting it."""
     try:
-        name, arguments = _read(body.name, body.command, body.arguments)
+        name, arguments = read_request(body.name, body.command, body.arguments)
         arguments = check(arguments, launching.roots)
     except SpecError as error:
         faults = [OptionFault(field=one.field, message=one.message, allowed=one.allowed) for one in error.faults]
@@ -192,8 +192,8 @@ def validate_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> 
 @router.post("/specs/command", summary="A spec as a command line, and back")
 def convert_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> SpecForms:
     """Return both forms of a valid spec."""
-    with _as_problem():
-        name, arguments = _read(body.name, body.command, body.arguments)
+    with as_problem():
+        name, arguments = read_request(body.name, body.command, body.arguments)
         arguments = check(arguments, launching.roots)
     return SpecForms(name=name or "run", arguments=arguments, command=to_command(name or "run", arguments))
 
@@ -213,8 +213,8 @@ def start_run(
     key: IdempotencyKey = None,
 ) -> RunDetail:
     """Add a run to the queue after checking it field by field."""
-    with _as_problem():
-        name, arguments = _read(body.name, body.command, body.arguments)
+    with as_problem():
+        name, arguments = read_request(body.name, body.command, body.arguments)
         spec = RunSpec(
             name=name or "run",
             experiment=body.experiment,
@@ -245,7 +245,7 @@ def clone_run(
     key: IdempotencyKey = None,
 ) -> RunDetail:
     """Clone this run with edits. The clone starts at the beginning, with its own checkpoints."""
-    with service.database.reading() as session, _as_problem():
+    with service.database.reading() as session, as_problem():
         parent = find_run(session, uid)
         base = launches.arguments_of(parent)
         experiment, _ = names_around(session, parent)
@@ -320,7 +320,7 @@ def get_job_log(
         raise ProblemError(503, str(error), code="cluster_unreachable") from error
 
 
-def _read(name: str | None, command: str | None, given: Arguments) -> tuple[str | None, Arguments]:
+def read_request(name: str | None, command: str | None, given: Arguments) -> tuple[str | None, Arguments]:
     """Return name and arguments of a request. Raises SpecError."""
     if command is None:
         return name, given
@@ -341,7 +341,7 @@ class _Creation:
 
 
 def _create(creation: _Creation) -> RunDetail:
-    with _as_problem():
+    with as_problem():
         try:
             return _create_once(creation)
         except IntegrityError:
@@ -363,7 +363,7 @@ def _create_once(creation: _Creation) -> RunDetail:
 
 
 def _change(service: Service, uid: str, change: Callable[[Session, Run], None]) -> RunDetail:
-    with service.database.writing() as session, _as_problem():
+    with service.database.writing() as session, as_problem():
         run = find_run(session, uid, lock=True)
         change(session, run)
         session.flush()
@@ -374,7 +374,7 @@ def _change(service: Service, uid: str, change: Callable[[Session, Run], None]) 
 
 
 @contextlib.contextmanager
-def _as_problem() -> Iterator[None]:
+def as_problem() -> Iterator[None]:
     """Convert refusals of specs and launching to problems."""
     try:
         yield

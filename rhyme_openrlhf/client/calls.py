@@ -113,6 +113,39 @@ def start(
     return Call("POST", "/runs", body={**body, "arguments": arguments or {}}, headers=_key(key))
 
 
+def sweep(
+    name: str,
+    options: Mapping[str, Any],
+    command: str = "",
+    *,
+    arguments: Arguments | None = None,
+    count: int | None = None,
+    seed: int = 0,
+    tags: Sequence[str] = (),
+    notes: str = "",
+    key: str = "",
+) -> Call[models.Sweep]:
+    """Start runs that differ in `options`, as the experiment `name`.
+
+    `options`: values of each option, `{"train.seed": [1, 2]}`, or a range, `{"actor.adam.lr": {"low": 1e-7,
+    "high": 1e-5, "scale": "log"}}`. `count`: so many random draws of them; without it every combination.
+    """
+    body = {"name": name, "options": dict(options), "count": count, "seed": seed, "tags": list(tags), "notes": notes}
+    if command:
+        body["command"] = command
+    return Call("POST", "/sweeps", body={**body, "arguments": arguments or {}}, headers=_key(key))
+
+
+def experiments() -> Call[models.Experiment]:
+    """Yield the experiments by name."""
+    return Call("GET", "/experiments", most=ALL)
+
+
+def stop_experiment(number: int) -> Call[dict[str, int]]:
+    """Stop all runs of the experiment with this id that have not ended."""
+    return Call("POST", f"/sweeps/{number}/stop")
+
+
 def clone(
     uid: str,
     *,

@@ -69,6 +69,32 @@ class RunDetail(Run):
     etag: str
 
 
+class Experiment(TypedDict):
+    """A named set of runs, and their number."""
+
+    id: int
+    name: str
+    description: str
+    created_at: float
+    runs: int
+
+
+class SweptRun(TypedDict):
+    """A run of a sweep, and the values of its options that differ."""
+
+    uid: str
+    name: str
+    options: dict[str, Any]
+
+
+class Sweep(TypedDict):
+    """The runs of a sweep; `experiment`: the id of the experiment that they share."""
+
+    experiment: int
+    name: str
+    runs: list[SweptRun]
+
+
 class Token(TypedDict):
     """An access token without its secret. `expires_at`: None where it works until it is revoked."""
 

@@ -22,6 +22,7 @@ DESCRIBED = {
     "Series": "SeriesView", "LogFile": "LogFileView", "LogChunk": "LogChunk", "Compared": "Compared",
     "Comparison": "Comparison", "Difference": "Difference", "ConfigDiff": "ConfigDiff",
     "RunFile": "RunFileView", "RunFiles": "RunFiles", "ImportReceipt": "ImportReceipt", "Who": "Who",
+    "Experiment": "ExperimentView", "SweptRun": "SweptRun", "Sweep": "Sweep",
     "Token": "TokenView", "IssuedToken": "IssuedToken", "AuditEntry": "AuditEntryView",
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from rich.console import RenderableType
 from rhyme_openrlhf.cli.console import console
 from rhyme_openrlhf.cli.runs import tables, watch
 from rhyme_openrlhf.client import Client, ClientError, trackers
-from rhyme_openrlhf.client.calls import ENDED, PAGE
+from rhyme_openrlhf.client.calls import ALL, ENDED, PAGE
 from rhyme_openrlhf.client.models import RunDetail
 from rhyme_openrlhf.telemetry.wording import without_controls
 
@@ -83,8 +83,56 @@ def start(client: Client, args: argparse.Namespace) -> int:
     return _started(client, args, client.start(**spec, key=args.key or ""))
 
 
+def sweep(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme runs sweep`"""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("give the command that all runs have in common behind --")
+    started = client.sweep(
+        args.name,
+        dict(_varied(written) for written in args.vary),
+        shlex.join(command),
+        count=args.count,
+        seed=args.seed,
+        tags=args.tag,
+        notes=args.notes,
+        key=args.key,
+    )
+    _show(args, started, lambda: tables.sweep_table(started))
+    if not args.json:
+        print(f"{len(started['runs'])} runs; `rhyme runs list --experiment {args.name}` shows them", file=sys.stderr)
+    return 0
+
+
+def _varied(written: str) -> tuple[str, Any]:
+    """Return an option and its values of `group.option=V1,V2`, `group.option=LOW..HIGH` or with `log:` before."""
+    option, equals, values = written.partition("=")
+    if not (equals and values):
+        raise UsageError(f"--vary needs GROUP.OPTION=VALUES, got {written!r}")
+    scale, _, ends = values.rpartition(":")
+    low, dots, high = ends.partition("..")
+    if dots and scale in ("", "log", "linear"):
+        try:
+            return option, {"low": float(low), "high": float(high), "scale": scale or "linear"}
+        except ValueError:
+            raise UsageError(f"a range is LOW..HIGH or log:LOW..HIGH, got {values!r}") from None
+    return option, [_value(one) for one in values.split(",")]
+
+
+def _value(written: str) -> Any:
+    """Return a value, which is JSON where it can be, else text."""
+    try:
+        return json.loads(written)
+    except ValueError:
+        return written
+
+
 def stop(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs stop`"""
+    if bool(args.run) == bool(args.experiment):
+        raise UsageError("name either a run, or an experiment with --experiment")
+    if args.experiment:
+        return _stop_experiment(client, args)
     uid = client.find(args.run)
     run = client.stop(uid)
     if args.wait:
@@ -93,6 +141,18 @@ def stop(client: Client, args: argparse.Namespace) -> int:
     _show(args, run, lambda: tables.run_table(run, time.time()))
     if args.wait and run["status"] not in ENDED:
         raise ClientError(f"run {uid} is still {run['status']} after {WAIT_SECONDS:.0f} s")
+    return 0
+
+
+def _stop_experiment(client: Client, args: argparse.Namespace) -> int:
+    number = next((one["id"] for one in client.experiments() if one["name"] == args.experiment), None)
+    if number is None:
+        raise ClientError(f"there is no experiment {args.experiment!r}")
+    stopped = client.stop_experiment(number)
+    if args.wait:
+        for run in list(client.runs(experiment=args.experiment, limit=ALL)):
+            watch.wait_for(client, run["uid"], ENDED, WAIT_SECONDS, _told(args))
+    _show(args, stopped, lambda: f"{stopped['runs']} runs were asked to stop")
     return 0
 
 
@@ -270,11 +330,7 @@ def edits(assignments: list[str], unset: list[str]) -> dict[str, dict[str, Any]]
         option, equals, written = assignment.partition("=")
         if not equals:
             raise UsageError(f"--set needs GROUP.OPTION=VALUE, got {assignment!r}")
-        try:
-            given = json.loads(written)
-        except ValueError:
-            given = written
-        _set(found, option, given)
+        _set(found, option, _value(written))
     for option in unset:
         _set(found, option, None)
     return found

@@ -56,14 +56,16 @@ def build_parser() -> argparse.ArgumentParser:
     one = _command(commands, "show", actions.show, "everything about one run", "rhyme runs show last")
     _run(one)
     _start(commands)
+    _sweep(commands)
     stopping = _command(
         commands,
         "stop",
         actions.stop,
         "end a run after its current step, with a checkpoint",
-        "rhyme runs stop last --wait",
+        "rhyme runs stop last --wait\n  rhyme runs stop --experiment lr",
     )
-    _run(stopping)
+    stopping.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of the id, name, or 'last'")
+    stopping.add_argument("--experiment", metavar="NAME", help="all its runs that have not ended, such as a sweep's")
     stopping.add_argument("--wait", action="store_true", help="return when it has ended")
     resuming = _command(
         commands, "resume", actions.resume, "go on with a run from its last checkpoint", "rhyme runs resume math-7b -f"
@@ -260,6 +262,33 @@ def _start(commands: argparse._SubParsersAction[Parser]) -> None:
     _follow(parser)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command line, as you have it"
+    )
+
+
+def _sweep(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(
+        commands,
+        "sweep",
+        actions.sweep,
+        "start runs that differ in some options, as one experiment",
+        "rhyme runs sweep --name lr --vary actor.adam.lr=1e-6,3e-6 --vary train.seed=1,2,3 -- rhyme demo\n"
+        "  rhyme runs sweep --name lr --vary actor.adam.lr=log:1e-7..1e-5 --count 20 -- rhyme demo",
+    )
+    parser.add_argument("--name", required=True, help="of the experiment; its runs are called by it and a number")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        required=True,
+        metavar="GROUP.OPTION=VALUES",
+        help="values V1,V2,... of an option; with --count also a range LOW..HIGH or log:LOW..HIGH (repeat for several)",
+    )
+    parser.add_argument("--count", type=_count, metavar="N", help="N random draws; without it every combination")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random draws (default: 0)")
+    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="of all runs (repeat for several)")
+    parser.add_argument("--notes", default="", metavar="TEXT", help="of all its runs")
+    parser.add_argument("--key", default="", metavar="KEY", help="the same key again starts it only once (scripts)")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what all of them have in common"
     )
 
 

@@ -54,6 +54,17 @@ def runs_table(runs: Sequence[Json], now: float, columns: Sequence[str] = ()) ->
     return table
 
 
+def sweep_table(sweep: Json) -> Table:
+    """Build the table of the runs of a sweep with the options that differ."""
+    runs = sweep.get("runs") or []
+    names = list(runs[0].get("options") or {}) if runs else []
+    table = _table("run", "name", *names)
+    for run in runs:
+        values = (text(json.dumps((run.get("options") or {}).get(name))) for name in names)
+        _row(table, text(run.get("uid")), text(run.get("name")), *values)
+    return table
+
+
 def tokens_table(tokens: Sequence[Json], now: float) -> Table:
     """Build the table of access tokens."""
     table = _table("id", "name", "role", "begins with", "age", "last used", "works until")

@@ -417,3 +417,25 @@ def test_tokens_are_made_listed_and_revoked_and_all_of_it_is_in_the_audit_log(rh
     assert code == 0 and "Revoke a token" in out and "127.0.0.1" in out
     code, _, err = rhyme("tokens", "--revoke", "123456")
     assert code == 1 and "token" in err and len(err.splitlines()) == 1
+
+
+def test_a_sweep_is_started_listed_and_stopped(rhyme: Rhyme) -> None:
+    vary = ["--vary", "actor.adam.lr=1e-6,3e-6", "--vary", "data.input_key=input,other"]
+    code, out, err = rhyme("sweep", "--name", "lr", *vary, "--", "rhyme", "demo")
+    assert code == 0 and "lr-4" in out and "3e-06" in out and "4 runs; `rhyme runs list --experiment lr`" in err
+    assert len(answer(rhyme, "list", "--experiment", "lr")) == 4
+    drawn = ["--vary", "actor.adam.lr=log:1e-7..1e-5", "--count", "3", "--seed", "1"]
+    code, out, _ = rhyme("sweep", "--json", "--name", "drawn", *drawn, "--", "rhyme", "demo")
+    values = [run["options"]["actor.adam.lr"] for run in json.loads(out)["runs"]]
+    assert len(set(values)) == 3 and all(1e-7 <= value <= 1e-5 for value in values)
+    code, out, _ = rhyme("stop", "--experiment", "lr", "--wait")
+    assert code == 0 and "4 runs were asked to stop" in out
+    assert {run["status"] for run in answer(rhyme, "list", "--experiment", "lr")} == {"stopped"}
+    assert {run["status"] for run in answer(rhyme, "list", "--experiment", "drawn")} == {"queued"}
+    code, _, err = rhyme("sweep", "--name", "lr", "--vary", "actor.adam.lr=a..b", "--", "rhyme", "demo")
+    assert code == 2 and "LOW..HIGH" in err
+    code, _, err = rhyme("sweep", "--name", "lr", "--vary", "actor.adam.lr", "--", "rhyme", "demo")
+    assert code == 2 and "GROUP.OPTION=VALUES" in err
+    code, _, err = rhyme("stop", "--experiment", "nothing")
+    assert code == 1 and "there is no experiment" in err
+    assert rhyme("stop")[0] == 2
