@@ -71,7 +71,7 @@ class NewSweep(Body):
         max_length=MOST_OPTIONS, description="The options that differ, as `group.name`, with values or a range."
     )
     count: Annotated[int, Field(ge=1, le=MAX_RUNS)] | None = Field(
-        default=None, description="So many random draws; without it, every combination of the values."
+        default=None, description="The number of random draws; without it, every combination of the values."
     )
     seed: Annotated[int, Field(ge=0, le=INT32)] = Field(default=0, description="Of the random draws.")
 

@@ -128,7 +128,7 @@ def sweep(
     """Start runs that differ in `options`, as the experiment `name`.
 
     `options`: values of each option, `{"train.seed": [1, 2]}`, or a range, `{"actor.adam.lr": {"low": 1e-7,
-    "high": 1e-5, "scale": "log"}}`. `count`: so many random draws of them; without it every combination.
+    "high": 1e-5, "scale": "log"}}`. `count`: the number of random draws; without it every combination.
     """
     body = {"name": name, "options": dict(options), "count": count, "seed": seed, "tags": list(tags), "notes": notes}
     if command:
