@@ -2,7 +2,7 @@
 
 One middleware writes it for all routes: an entry for each request that succeeded and that only operators may make, or
 that opened or closed access (`note_caller`). So a new route is in the log without a line of its own. Reports of runs
-are not in it.
+are not in it, nor are requests with an idempotency key that found what an earlier one had created.
 
 Invariant: the response is sent after its entry is stored. If the store cannot take the entry, the service's own log
 has it, and the response is sent, because what it reports was done.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import Request
@@ -37,12 +37,18 @@ def note_caller(request: Request, who: Principal) -> None:
 
 
 class AuditLog:
-    """Middleware that writes the entries. `actions`: endpoint -> what it does, in words."""
+    """Middleware that writes the entries.
 
-    def __init__(self, app: ASGIApp, database: Database, actions: Mapping[Any, str], prefix: str) -> None:
+    `actions`: endpoint -> what it does, in words; `creating`: the endpoints that answer 201 when they create something.
+    """
+
+    def __init__(
+        self, app: ASGIApp, database: Database, actions: Mapping[Any, str], creating: Collection[Any], prefix: str
+    ) -> None:
         self.app = app
         self._database = database
         self._actions = actions
+        self._creating = creating
         self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,12 +59,15 @@ class AuditLog:
         state = scope.setdefault("state", {})
 
         async def send_audited(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] < 400 and _CALLER in state:
+            if message["type"] == "http.response.start" and _CALLER in state and self._did(scope, message["status"]):
                 entry = self._entry(scope, state[_CALLER], Headers(raw=message["headers"]))
                 await run_in_threadpool(self._store, entry)
             await send(message)
 
         await self.app(scope, receive, send_audited)
+
+    def _did(self, scope: Scope, status: int) -> bool:
+        return status == 201 if scope.get("endpoint") in self._creating else status < 400
 
     def _entry(self, scope: Scope, who: Principal, answered: Headers) -> AuditEntry:
         # What was created has an address of its own.

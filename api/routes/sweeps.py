@@ -93,7 +93,7 @@ class Sweep(BaseModel):
 
 
 class Stopped(BaseModel):
-    """How many runs were asked to stop."""
+    """The number of runs that were asked to stop."""
 
     runs: int
 

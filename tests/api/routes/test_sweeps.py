@@ -71,6 +71,11 @@ def test_the_same_key_starts_one_sweep(launched: Any) -> None:
     other = launched.operator.post("/api/v1/sweeps", json={**SWEEP, "notes": "other"}, headers=headers)
     assert other.status_code == 409 and other.json()["code"] == "idempotency_key_reused"
     assert len(runs_of(launched)) == 6
+    # The repetition did nothing, and the log says so.
+    log = launched.operator.get("/api/v1/audit").json()["items"]
+    assert [(one["action"], one["target"]) for one in log] == [
+        ("Start a sweep", f"/experiments/{first.json()['experiment']}")
+    ]
 
 
 def test_a_sweep_is_stopped_as_a_whole(launched: Any) -> None:
