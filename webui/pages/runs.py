@@ -7,7 +7,8 @@ from typing import Annotated, Any, cast, get_args
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
-from sqlalchemy import select
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.http.fields import Cursor
 from rhyme_openrlhf.api.read.pagination import Direction
@@ -17,7 +18,7 @@ from rhyme_openrlhf.api.read.run_values import CONFIG, FIELDS, METRIC, NAME_PATT
 from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, list_runs
 from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
-from rhyme_openrlhf.api.store.status import ENDED, RUN_STATUSES
+from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RUN_STATUSES
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with
 from rhyme_openrlhf.webui.run import sparkline
 from rhyme_openrlhf.webui.run.recent import start_phases
@@ -198,6 +199,7 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
         except QueryError as error:
             rows, following, problem = [], None, str(error)
         # Without rows, the page says whether the store is empty or the filter too narrow.
+        unfinished = _unfinished(session, asked.experiment) if asked.experiment and page.may_act else None
         any_run = bool(rows) or session.scalar(select(Run.id).limit(1)) is not None
         has_curves = any(column.name == "curve" for column in asked.shown)
         phases = start_phases(session, rows)
@@ -217,6 +219,7 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
         "next_url": link(cursor=following) if following else None,
         "first_url": link(cursor=None) if cursor else None,
         "any_run": any_run,
+        "unfinished": unfinished,
         "start_command": START_COMMAND,
         "piece_url": url_with("/ui/parts/runs", query, {}),
         "chips": [
@@ -224,6 +227,18 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
             for word in RUN_STATUSES
         ],
     }
+
+
+def _unfinished(session: Session, experiment: str) -> tuple[int, int] | None:
+    """Return an experiment's id and how many of its runs have not ended; None where all have."""
+    query = (
+        select(Experiment.id, func.count())
+        .join(Run, Run.experiment_id == Experiment.id)
+        .where(Experiment.name == experiment, Run.status.in_([*ACTIVE, "lost"]))
+        .group_by(Experiment.id)
+    )
+    found = session.execute(query).first()
+    return (found[0], found[1]) if found else None
 
 
 def _head(column: Column, sort: str, direction: Direction, link: Any) -> Head:

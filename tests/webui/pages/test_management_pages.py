@@ -212,3 +212,22 @@ def test_resume_is_offered_where_the_api_takes_it(launching_dashboard: Any, stat
     resume = f"/api/v1/runs/{uid}/resume"
     assert (resume in client.get(f"/runs/{uid}").text) is offered
     assert client.post(resume).status_code == (200 if offered else 409)
+
+
+def test_the_runs_of_an_experiment_are_stopped_together(launching_dashboard: Any, browser_page: Any) -> None:
+    client = launching_dashboard.signed_in()
+    options = {"actor.adam.lr": [1e-6, 3e-6], "train.seed": [1, 2]}
+    answer = client.post("/api/v1/sweeps", json={"name": "lr", "command": "rhyme demo", "options": options})
+    assert answer.status_code == 201, answer.text
+    page = browser_page
+    page.goto(launching_dashboard.link(path="/?experiment=lr&columns=status&values=config.actor.adam.lr"))
+    notice = page.get_by_text("4 runs of the experiment “lr” have not ended.")
+    expect(notice).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="lr-4")).to_contain_text("3.00e-06")
+    page.get_by_role("button", name="Stop all").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop all").click()
+    expect(notice).to_have_count(0)
+    expect(page.get_by_role("row").filter(has_text="stopped")).to_have_count(4)
+    # Who only reads, and who looks at all runs, sees no button.
+    assert "Stop all" not in launching_dashboard.signed_in("viewer").get("/", params={"experiment": "lr"}).text
+    assert "Stop all" not in client.get("/").text
