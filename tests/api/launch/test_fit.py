@@ -72,7 +72,7 @@ def test_a_share_of_the_gpu_is_written_as_a_flag() -> None:
     assert found and found[0].flags.startswith("--vllm.gpu_memory_utilization 0.")
 
 
-@settings(deadline=None, max_examples=examples(50))
+@settings(deadline=None, max_examples=examples(100))
 @given(
     engines=st.integers(1, 6),
     policy=st.integers(1, 4),
