@@ -137,9 +137,8 @@ def create_app(
     problems.install(app)
     app.router.routes.extend(routes())
     # The middleware added last is the outermost.
-    actions = {route.endpoint: route.summary or route.name for route in _api_routes(ROUTERS)}
-    creating = frozenset(route.endpoint for route in _api_routes(ROUTERS) if route.status_code == 201)
-    app.add_middleware(AuditLog, database=database, actions=actions, creating=creating, prefix=PREFIX)
+    by_endpoint = {route.endpoint: route for route in _api_routes(ROUTERS)}
+    app.add_middleware(AuditLog, database=database, routes=by_endpoint, prefix=PREFIX)
     # It leaves live streams alone. Compressed pages reveal no CSRF token, because the session's cookie is
     # SameSite=Strict: another site cannot request pages with it.
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM, compresslevel=COMPRESSION_LEVEL)

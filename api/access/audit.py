@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
+from fastapi.routing import APIRoute
 from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -37,18 +38,12 @@ def note_caller(request: Request, who: Principal) -> None:
 
 
 class AuditLog:
-    """Middleware that writes the entries.
+    """Middleware that writes the entries. `routes`: by endpoint; a route that creates something answers 201."""
 
-    `actions`: endpoint -> what it does, in words; `creating`: the endpoints that answer 201 when they create something.
-    """
-
-    def __init__(
-        self, app: ASGIApp, database: Database, actions: Mapping[Any, str], creating: Collection[Any], prefix: str
-    ) -> None:
+    def __init__(self, app: ASGIApp, database: Database, routes: Mapping[Any, APIRoute], prefix: str) -> None:
         self.app = app
         self._database = database
-        self._actions = actions
-        self._creating = creating
+        self._routes = routes
         self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,17 +54,16 @@ class AuditLog:
         state = scope.setdefault("state", {})
 
         async def send_audited(message: Message) -> None:
-            if message["type"] == "http.response.start" and _CALLER in state and self._did(scope, message["status"]):
-                entry = self._entry(scope, state[_CALLER], Headers(raw=message["headers"]))
-                await run_in_threadpool(self._store, entry)
+            if message["type"] == "http.response.start" and _CALLER in state:
+                route, status = self._routes[scope["endpoint"]], message["status"]
+                if status == 201 if route.status_code == 201 else status < 400:
+                    entry = self._entry(scope, route, state[_CALLER], Headers(raw=message["headers"]))
+                    await run_in_threadpool(self._store, entry)
             await send(message)
 
         await self.app(scope, receive, send_audited)
 
-    def _did(self, scope: Scope, status: int) -> bool:
-        return status == 201 if scope.get("endpoint") in self._creating else status < 400
-
-    def _entry(self, scope: Scope, who: Principal, answered: Headers) -> AuditEntry:
+    def _entry(self, scope: Scope, route: APIRoute, who: Principal, answered: Headers) -> AuditEntry:
         # What was created has an address of its own.
         target = answered.get("location") or scope["path"]
         return AuditEntry(
@@ -78,7 +72,7 @@ class AuditLog:
             name=who.name,
             browser=who.session is not None,
             address=(scope.get("client") or ("unknown",))[0][:ADDRESS_LENGTH],
-            action=self._actions.get(scope.get("endpoint"), scope["method"]),
+            action=route.summary or route.name,
             target=target.removeprefix(self._prefix)[:TARGET_LENGTH],
         )
 

@@ -19,7 +19,7 @@ from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.json_values import TOO_DEEP, is_too_deep, storable
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
 from rhyme_openrlhf.api.store.parameters import keep_parameters
-from rhyme_openrlhf.api.store.status import ACTIVE
+from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
 from rhyme_openrlhf.telemetry.run_directory import strict
 
 _UID = re.compile(rf"[0-9a-f]{{{UID_LENGTH}}}")
@@ -63,7 +63,7 @@ def admit(run: Run, attempt: Attempt | None, sender: Sender | None) -> None:
     if run.origin == "launched":
         raise ForeignRunError("the service started this run: only the token of the run itself may report for it")
     # The run was imported while active, or stored by a version without reporters; its first attempt keeps reporting.
-    if run.reporter_id is None and attempt is not None and attempt.number == 1 and attempt.status in {*ACTIVE, "lost"}:
+    if run.reporter_id is None and attempt is not None and attempt.number == 1 and attempt.status in PERHAPS_ACTIVE:
         run.reporter_id = sender.token_id
     if run.reporter_id != sender.token_id:
         raise ForeignRunError(

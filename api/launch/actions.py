@@ -28,7 +28,7 @@ from rhyme_openrlhf.api.launch.spec_command import from_argv, to_argv
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.models import Attempt, Experiment, Run, RunTag
 from rhyme_openrlhf.api.store.parameters import keep_parameters
-from rhyme_openrlhf.api.store.status import ACTIVE
+from rhyme_openrlhf.api.store.status import ACTIVE, PERHAPS_ACTIVE
 from rhyme_openrlhf.settings.control import new_uid
 from rhyme_openrlhf.settings.options import Settings, option
 
@@ -147,6 +147,17 @@ def find_by_key(session: Session, key: str, digest: str) -> Run | None:
     return run
 
 
+def find_or_create_run(
+    session: Session, launching: Launching, spec: RunSpec, request: Request, parent: Run | None = None
+) -> tuple[Run, bool]:
+    """Return the run of the request's key, or a new one, and whether it is new. Raises what either function does."""
+    if request.key is not None and request.digest is not None:
+        found = find_by_key(session, request.key, request.digest)
+        if found is not None:
+            return found, False
+    return create_run(session, launching, spec, request, parent), True
+
+
 def create_run(
     session: Session, launching: Launching, spec: RunSpec, request: Request, parent: Run | None = None
 ) -> Run:
@@ -202,7 +213,7 @@ def stop_run(session: Session, run_id: int, now: float) -> None:
     """Ask the run to end, or end it at once if it has not started. Raises LaunchConflict if it has ended."""
     run, attempts = run_status.lock_run(session, run_id)
     attempt = attempts[-1]
-    if attempt.status not in ACTIVE and attempt.status != "lost":
+    if attempt.status not in PERHAPS_ACTIVE:
         raise LaunchConflict(f"the run has already ended: it is {attempt.status}")
     if attempt.stop_requested_at is None:
         attempt.stop_requested_at = now

@@ -108,7 +108,7 @@ def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
             if fault is not None:
                 faults.append(fault)
             elif not _says_nothing(option, value):
-                normal.setdefault(group, {})[name] = _normal(option, value)
+                normal.setdefault(group, {})[name] = normal_value(option, value)
     if faults:
         raise SpecError(faults[:MAX_FAULTS])
     check_tied(normal)
@@ -183,7 +183,8 @@ def _says_nothing(option: TypedOption, value: Any) -> bool:
     return option.type == "bool" and value is False and option.off_flag is None
 
 
-def _normal(option: TypedOption, value: Any) -> Any:
+def normal_value(option: TypedOption, value: Any) -> Any:
+    """Return a checked value in normal form: whole numbers of a float option become floats."""
     if option.type != "float":
         return value
     return [float(item) for item in value] if isinstance(value, list) else float(value)

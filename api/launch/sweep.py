@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rhyme_openrlhf.api.launch.schema import TypedOption, options
-from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, Arguments, Fault, SpecError, check, merged
+from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, Arguments, Fault, SpecError, check, merged, normal_value
 from rhyme_openrlhf.settings.options import did_you_mean
 
 # Above any sweep that people read as one table; a grid of more is nearly always a list too many.
@@ -51,17 +51,21 @@ class Configuration:
     arguments: Arguments
 
 
-def grid(
-    base: Arguments, values: Mapping[str, Sequence[Any]], roots: Sequence[Path], limit: int = MAX_RUNS
-) -> list[Configuration]:
-    """Return every combination of `values` over `base`; the last option varies fastest. Raises SpecError."""
-    values = _checked(values)
-    count = math.prod(map(len, values.values()))
-    if count > limit:
+def grid(base: Arguments, values: Mapping[str, Sequence[Any] | Range], roots: Sequence[Path]) -> list[Configuration]:
+    """Return every combination of `values` over `base`; the last option varies fastest.
+
+    Raises SpecError, also for a range.
+    """
+    if ranges := [name for name, given in values.items() if isinstance(given, Range)]:
+        message = "has a range, which random draws alone can use: give a count, or list its values"
+        raise SpecError([Fault(f"options.{name}", message) for name in ranges])
+    lists = _checked(values)
+    count = math.prod(map(len, lists.values()))
+    if count > MAX_RUNS:
         raise SpecError(
-            [Fault("options", f"the grid has {count} runs; a sweep has at most {limit}: list fewer values")]
+            [Fault("options", f"the grid has {count} runs; a sweep has at most {MAX_RUNS}: list fewer values")]
         )
-    chosen = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
+    chosen = [dict(zip(lists, combination, strict=True)) for combination in itertools.product(*lists.values())]
     return _configurations(base, chosen, roots)
 
 
@@ -71,12 +75,11 @@ def random_list(
     count: int,
     seed: int,
     roots: Sequence[Path],
-    limit: int = MAX_RUNS,
 ) -> list[Configuration]:
     """Return `count` different draws of `values` over `base`. Raises SpecError."""
     values = _checked(values)
-    if not 1 <= count <= limit:
-        raise SpecError([Fault("count", f"must be a whole number between 1 and {limit}")])
+    if not 1 <= count <= MAX_RUNS:
+        raise SpecError([Fault("count", f"must be a whole number between 1 and {MAX_RUNS}")])
     # Python promises the same sequence in every version for random() alone.
     source = random.Random(seed)
     chosen: dict[tuple[str, ...], Differences] = {}
@@ -104,7 +107,7 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
             allowed = "" if option.refused else option.allowed()
             faults.append(Fault(f"options.{name}", wrong, allowed))
         else:
-            normal[name] = given if isinstance(given, Range) else [_normal(option, value) for value in given]
+            normal[name] = given if isinstance(given, Range) else [normal_value(option, value) for value in given]
     if faults:
         raise SpecError(faults[:MAX_FAULTS])
     return normal
@@ -122,7 +125,7 @@ def _wrong(option: TypedOption, given: Sequence[Any] | Range) -> str | None:
     for value in given:
         if wrong := option.check(value):
             return f"each value {wrong}"
-    normal = [repr(_normal(option, value)) for value in given]
+    normal = [repr(normal_value(option, value)) for value in given]
     twice = next((value for value, text in zip(given, normal, strict=True) if normal.count(text) > 1), None)
     return None if twice is None else f"has the value {str(twice)[:100]!r} twice"
 
@@ -190,9 +193,3 @@ def _configurations(base: Arguments, chosen: Iterable[Differences], roots: Seque
 def _split(name: str) -> tuple[str, str]:
     group, _, option_name = name.partition(".")
     return group, option_name
-
-
-def _normal(option: TypedOption, value: Any) -> Any:
-    if option.type != "float":
-        return value
-    return [float(item) for item in value] if isinstance(value, list) else float(value)

@@ -9,9 +9,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store.models import Run
-from rhyme_openrlhf.api.store.parameters import flatten, settings_of
+from rhyme_openrlhf.api.store.parameters import settings_of
 from rhyme_openrlhf.api.store.record import Step
 from rhyme_openrlhf.api.store.step_figures import FIGURES
+from rhyme_openrlhf.settings.recorded import flatten
 
 # Figures whose ratio to the first run tells how much faster or better a run is.
 COMPARED = ("tokens_per_second", "speculation_rate", "bubble_fraction", "reward", "step", "seconds_per_step")

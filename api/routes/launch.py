@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,6 +41,8 @@ from rhyme_openrlhf.api.read.runs import names_around
 from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, Tags
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Run
+
+Made = TypeVar("Made")
 
 router = APIRouter(tags=["launching"], responses=documented(401, 403, 422, 429, 503))
 
@@ -342,24 +344,26 @@ class _Creation:
 
 def _create(creation: _Creation) -> RunDetail:
     with as_problem():
-        try:
-            return _create_once(creation)
-        except IntegrityError:
-            # A concurrent request with the same key or experiment was faster; its row exists now.
-            return _create_once(creation)
+        return once_more_if_raced(lambda: _create_once(creation))
 
 
 def _create_once(creation: _Creation) -> RunDetail:
-    asked = creation.asked
     with creation.service.database.writing() as session:
-        found = None
-        if asked.key is not None and asked.digest is not None:
-            found = launches.find_by_key(session, asked.key, asked.digest)
-        if found is not None:
+        run, is_new = launches.find_or_create_run(
+            session, creation.launching, creation.spec, creation.asked, creation.parent
+        )
+        if not is_new:
             creation.response.status_code = 200
-        run = found or launches.create_run(session, creation.launching, creation.spec, asked, creation.parent)
         created_at(creation.response, f"/runs/{run.uid}")
         return _detail(session, run)
+
+
+def once_more_if_raced(create: Callable[[], Made]) -> Made:
+    """Create something; if a concurrent request with the same key or experiment was faster, find its row."""
+    try:
+        return create()
+    except IntegrityError:
+        return create()
 
 
 def _change(service: Service, uid: str, change: Callable[[Session, Run], None]) -> RunDetail:

@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.launching import StartingDep
@@ -22,14 +21,14 @@ from rhyme_openrlhf.api.http.fields import created_at
 from rhyme_openrlhf.api.http.problems import documented
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import Launching
-from rhyme_openrlhf.api.launch.spec import Fault, Given, RunSpec, SpecError
+from rhyme_openrlhf.api.launch.spec import Given, RunSpec
 from rhyme_openrlhf.api.launch.spec_command import Command
 from rhyme_openrlhf.api.launch.sweep import MAX_RUNS, Configuration, Range, grid, random_list
-from rhyme_openrlhf.api.routes.launch import IdempotencyKey, RunName, as_problem, read_request
+from rhyme_openrlhf.api.routes.launch import IdempotencyKey, RunName, as_problem, once_more_if_raced, read_request
 from rhyme_openrlhf.api.store.bounds import INT32, Body, Notes, Tags
 from rhyme_openrlhf.api.store.lookup import NotFoundError
 from rhyme_openrlhf.api.store.models import Experiment, Run
-from rhyme_openrlhf.api.store.status import ACTIVE
+from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
 
 router = APIRouter(prefix="/sweeps", tags=["launching"], responses=documented(401, 403, 422, 429, 503))
 
@@ -115,25 +114,15 @@ def start_sweep(
     """Add all runs of a sweep to the queue after checking each of them field by field."""
     with as_problem():
         _, arguments = read_request(body.name, body.command, body.arguments)
-        ranges = {
-            name: Range(given.low, given.high, given.scale)
+        values = {
+            name: Range(given.low, given.high, given.scale) if isinstance(given, RangeOf) else given
             for name, given in body.options.items()
-            if isinstance(given, RangeOf)
         }
-        lists = {name: given for name, given in body.options.items() if not isinstance(given, RangeOf)}
         if body.count is not None:
-            values = {name: ranges.get(name) or lists[name] for name in body.options}
             found = random_list(arguments, values, body.count, body.seed, launching.roots)
-        elif ranges:
-            message = "has a range, which random draws alone can use: give a count, or list its values"
-            raise SpecError([Fault(f"options.{name}", message) for name in ranges])
         else:
-            found = grid(arguments, lists, launching.roots)
-        try:
-            return _create(service, launching, response, body, found, who.name, key)
-        except IntegrityError:
-            # A concurrent request with the same key or experiment was faster; its rows exist now.
-            return _create(service, launching, response, body, found, who.name, key)
+            found = grid(arguments, values, launching.roots)
+        return once_more_if_raced(lambda: _create(service, launching, response, body, found, who.name, key))
 
 
 @router.post("/{experiment_id}/stop", responses=documented(404), summary="Stop the runs of an experiment")
@@ -142,7 +131,7 @@ def stop_sweep(experiment_id: Annotated[int, Path(ge=1, le=INT32)], who: auth.Op
     with service.database.writing() as session:
         if session.get(Experiment, experiment_id) is None:
             raise NotFoundError("experiment", experiment_id)
-        query = select(Run.id).where(Run.experiment_id == experiment_id, Run.status.in_([*ACTIVE, "lost"]))
+        query = select(Run.id).where(Run.experiment_id == experiment_id, Run.status.in_(PERHAPS_ACTIVE))
         ids = list(session.scalars(query.order_by(Run.id)))
         for run_id in ids:
             launches.stop_run(session, run_id, time.time())
@@ -168,16 +157,12 @@ def _create(
     with service.database.writing() as session:
         runs = []
         for number, one in enumerate(configurations, start=1):
+            name = f"{body.name}-{number:0{width}d}"
+            spec = RunSpec(name=name, experiment=body.name, notes=body.notes, tags=body.tags, arguments=one.arguments)
             own = f"{stem}/{number}" if stem is not None else None
-            run = launches.find_by_key(session, own, digest) if own is not None else None
-            if run is not None:
+            run, is_new = launches.find_or_create_run(session, launching, spec, launches.Request(by, now, own, digest))
+            if not is_new:
                 response.status_code = 200
-            else:
-                name = f"{body.name}-{number:0{width}d}"
-                spec = RunSpec(
-                    name=name, experiment=body.name, notes=body.notes, tags=body.tags, arguments=one.arguments
-                )
-                run = launches.create_run(session, launching, spec, launches.Request(by, now, own, digest))
             runs.append(run)
         experiment = runs[0].experiment_id
         assert experiment is not None

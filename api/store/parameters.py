@@ -1,7 +1,6 @@
 """A run's settings as rows, so that runs are found and sorted by any setting without reading configurations.
 
-A run directory's config.json has OpenRLHF's namespace (`arguments`, including ours) and our checked settings
-(`settings`). This module names each option once, as `group.name`. A run that has not started has its spec.
+Their names are those of `settings/recorded.py`.
 
 Invariant: `keep_parameters` is called in each transaction that changes a run's configuration or creates a run.
 """
@@ -9,13 +8,13 @@ Invariant: `keep_parameters` is called in each transaction that changes a run's 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Run, RunParameter
+from rhyme_openrlhf.settings.recorded import recorded_settings
 from rhyme_openrlhf.settings.redaction import redact_config
 
 # Longer texts are kept up to here; nobody compares more of them.
@@ -24,24 +23,7 @@ TEXT_LENGTH = 500
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Return every recorded setting by its key, without machine and versions."""
-    config: Mapping[str, Any] = run.config
-    found: dict[str, Any] = {}
-    for part in (config.get("arguments"), config.get("settings")):
-        if isinstance(part, Mapping) and part:
-            found.update(flatten(part))
-    if not found and run.spec is not None:
-        found = flatten(run.spec.get("arguments", {}))
-    return found
-
-
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return a nested configuration as dotted names; empty objects and lists are values."""
-    if not isinstance(config, dict) or not config:
-        return {prefix: config}
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat
+    return recorded_settings(run.config, run.spec)
 
 
 def keep_parameters(session: Session, run: Run) -> None:

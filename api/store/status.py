@@ -17,6 +17,8 @@ RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 # neither the run nor its job has responded for a long time.
 ENDED = frozenset({"stopped", "succeeded", "failed", "crashed", "lost"})
 ACTIVE = frozenset(RUN_STATUSES) - ENDED
+# What may still run, and so is asked to stop and may report again: nobody has heard of a lost run.
+PERHAPS_ACTIVE = ACTIVE | {"lost"}
 # A run that succeeded has no steps left, and a lost one may still be active.
 RESUMABLE = ENDED - {"succeeded", "lost"}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rhyme_openrlhf.client.client import Client
 from rhyme_openrlhf.client.errors import ClientError
+from rhyme_openrlhf.settings.recorded import recorded_settings
 
 # What marks a copy, so that the same run is not copied twice.
 UID = "rhyme.uid"
@@ -77,10 +78,6 @@ def read(client: Client, uid: str) -> Copy:
         for row in json.loads(b"".join(pieces)):
             if _is_number(row["value"]):
                 figures.setdefault(row["step"], {})[row["name"]] = row["value"]
-    settings: dict[str, Any] = {}
-    # As the store names settings (api/store/parameters.py): OpenRLHF's arguments, then our checked settings.
-    for part in (run["config"].get("arguments"), run["config"].get("settings")):
-        settings |= _by_name(part or {})
     return Copy(
         run["uid"],
         run["name"],
@@ -90,7 +87,7 @@ def read(client: Client, uid: str) -> Copy:
         tuple(run["tags"]),
         begun,
         run["finished_at"],
-        settings or _by_name((run["spec"] or {}).get("arguments", {})),
+        recorded_settings(run["config"], run["spec"]),
         tuple(StepFigures(step, times.get(step, begun), figures[step]) for step in sorted(figures)),
     )
 
@@ -169,16 +166,6 @@ def to_wandb_offline(copy: Copy, target: str) -> str:
 
 
 TRACKERS: Mapping[str, Callable[[Copy, str], str]] = {"mlflow": to_mlflow, "wandb-offline": to_wandb_offline}
-
-
-def _by_name(nested: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as `group.name`; empty objects and lists are values."""
-    if not isinstance(nested, dict) or not nested:
-        return {prefix: nested} if prefix else {}
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= _by_name(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
 
 
 def _is_number(value: object) -> bool:

@@ -18,7 +18,7 @@ from rhyme_openrlhf.api.read.run_values import CONFIG, FIELDS, METRIC, NAME_PATT
 from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, list_runs
 from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
-from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RUN_STATUSES
+from rhyme_openrlhf.api.store.status import ENDED, PERHAPS_ACTIVE, RUN_STATUSES
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with
 from rhyme_openrlhf.webui.run import sparkline
 from rhyme_openrlhf.webui.run.recent import start_phases
@@ -234,7 +234,7 @@ def _unfinished(session: Session, experiment: str) -> tuple[int, int] | None:
     query = (
         select(Experiment.id, func.count())
         .join(Run, Run.experiment_id == Experiment.id)
-        .where(Experiment.name == experiment, Run.status.in_([*ACTIVE, "lost"]))
+        .where(Experiment.name == experiment, Run.status.in_(PERHAPS_ACTIVE))
         .group_by(Experiment.id)
     )
     found = session.execute(query).first()

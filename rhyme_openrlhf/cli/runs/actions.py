@@ -149,10 +149,14 @@ def _stop_experiment(client: Client, args: argparse.Namespace) -> int:
     if number is None:
         raise ClientError(f"there is no experiment {args.experiment!r}")
     stopped = client.stop_experiment(number)
+    late = []
     if args.wait:
         for run in list(client.runs(experiment=args.experiment, limit=ALL)):
-            watch.wait_for(client, run["uid"], ENDED, WAIT_SECONDS, _told(args))
+            if watch.wait_for(client, run["uid"], ENDED, WAIT_SECONDS, _told(args)) not in ENDED:
+                late.append(run["uid"])
     _show(args, stopped, lambda: f"{stopped['runs']} runs were asked to stop")
+    if late:
+        raise ClientError(f"after {WAIT_SECONDS:.0f} s each, these runs have not ended: {', '.join(late)}")
     return 0
 
 

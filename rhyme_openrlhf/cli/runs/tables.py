@@ -70,7 +70,7 @@ def tokens_table(tokens: Sequence[Json], now: float) -> Table:
     table = _table("id", "name", "role", "begins with", "age", "last used", "works until")
     for token in tokens:
         ends = token.get("revoked_at") or token.get("expires_at")
-        until = "-" if ends is None else _date(ends)
+        until = _date(ends)
         if token.get("revoked_at") is not None:
             until = f"revoked {until}"
         _row(

@@ -1,0 +1,31 @@
+"""A run's recorded settings, each option once as `group.name`. Pure.
+
+A run directory's config.json has OpenRLHF's namespace (`arguments`, including ours) and our checked settings
+(`settings`). A run that has not started has its spec alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def recorded_settings(config: Mapping[str, Any], spec: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return every recorded setting by its key, without machine and versions."""
+    found: dict[str, Any] = {}
+    for part in (config.get("arguments"), config.get("settings")):
+        if isinstance(part, Mapping) and part:
+            found.update(flatten(part))
+    if not found and spec is not None and spec.get("arguments"):
+        found = flatten(spec["arguments"])
+    return found
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return a nested configuration as dotted names; empty objects and lists are values."""
+    if not isinstance(config, dict) or not config:
+        return {prefix: config}
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
