@@ -16,7 +16,7 @@ from rhyme_openrlhf.latency.profile import ProfileError, model_name
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.run import model_shape
 from rhyme_openrlhf.run.resources import MOST_HYBRID_DRAFTS
-from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
+from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, V2, WITH_MODEL, DraftingSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.settings.options import from_mapping
 
@@ -107,6 +107,8 @@ def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
 def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
     """Check that the draft source suits the run and its policy, whose configuration is `config`."""
     source = f"--drafting.source {drafting.source}"
+    if drafting.runner == V2:
+        check_second_runner(args)
     if drafting.source == HISTORY:
         return
     if not args.histospec.enable:
@@ -129,6 +131,21 @@ def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
         raise PreflightError(
             f"{source} runs on GPUs only: no EAGLE head has been tried on an engine without one; ngram and draft_model "
             "run here"
+        )
+
+
+def check_second_runner(args: SimpleNamespace) -> None:
+    """Check that the run can have vLLM's second model runner."""
+    if not args.histospec.enable:
+        raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
+    if args.move.enable or args.reallocation.enable or args.tp_switch.enable:
+        raise PreflightError(
+            "--drafting.runner v2 goes with no moves, which read the state of samples in v1: leave --move.enable, "
+            "--reallocation.enable and --tp_switch.enable out, or the runner"
+        )
+    if not gpu_present():
+        raise PreflightError(
+            "--drafting.runner v2 needs a GPU: vLLM's second model runner computes with Triton kernels"
         )
 
 

@@ -4,7 +4,8 @@ Invariants:
 - Drafts are one-hot (greedy), for which vLLM's rejection sampling keeps the distribution.
 - Model runner V1 schedules synchronously wherever an engine drafts by vLLM's own methods or its samples move. Otherwise
   drafts stay in the worker, where no scheduler can cut them. A scheduler that stops a sample must know every token,
-  too. (For `custom_class`, which history uses, vLLM chooses the same.)
+  too. (For `custom_class`, which history uses, vLLM chooses the same, unless `--drafting.runner v2` asks for V2, with
+  synchronous scheduling.)
 - A draft model has the policy's tensor-parallel size, which vLLM demands.
 
 Checked against vLLM 0.29.0 `config/speculative.py`, `config/vllm.py`.
@@ -18,7 +19,7 @@ from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import NGRAM, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import NGRAM, V2, DraftingSettings, HistoSpecSettings
 
 # vLLM imports these by name, in the engine core's process and in the workers'. The extension adds to OpenRLHF's own.
 SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
@@ -48,6 +49,11 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     if drafting.method:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
+    if drafting.runner == V2:
+        from rhyme_openrlhf.engine.patches import second_runner
+
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        second_runner.apply()
     return {
         "scheduler_cls": SCHEDULER,
         "additional_config": own,

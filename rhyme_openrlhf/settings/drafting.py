@@ -16,6 +16,8 @@ BOTH = tuple(f"{HISTORY}+{method}" for method in (DRAFT_MODEL, EAGLE3))
 SOURCES = (HISTORY, NGRAM, DRAFT_MODEL, EAGLE3, *BOTH)
 # vLLM's methods that load a model beside the policy.
 WITH_MODEL = (DRAFT_MODEL, EAGLE3)
+# vLLM's model runners.
+V1, V2 = "v1", "v2"
 # What proposes in vLLM's worker; other sources propose in the scheduler.
 VLLM_METHODS = (NGRAM, *WITH_MODEL)
 
@@ -121,6 +123,13 @@ class DraftingSettings(Settings):
         high=VLLM_MAX_DRAFT_TOKENS,
         expert=True,
     )
+    runner: str = option(
+        V1,
+        "vLLM's model runner in engines that draft from history. 'v2' is vLLM's own choice on a GPU for an engine "
+        "without drafts. With drafts its scheduling is synchronous, as in 'v1'. No GPU has run it with drafts yet.",
+        choices=(V1, V2),
+        expert=True,
+    )
     within_graphs: bool = option(
         True,
         "On a GPU: never more draft tokens in a step than its largest CUDA graph has room for, so that no step runs "
@@ -147,6 +156,11 @@ class DraftingSettings(Settings):
         return self.source.removeprefix(HISTORY).removeprefix("+")
 
     def check(self) -> None:
+        if self.runner == V2 and self.source != HISTORY:
+            raise SettingsError(
+                f"--drafting.runner v2 needs --drafting.source history, not {self.source}, whose drafts can be cut on "
+                "v1 alone"
+            )
         needs = " or ".join((*WITH_MODEL, *BOTH))
         if self.model and self.method not in WITH_MODEL:
             raise SettingsError(f"--drafting.model is only used by --drafting.source {needs}, not by {self.source}")

@@ -294,6 +294,23 @@ def test_sources_that_go_with_other_settings_in_no_way(tmp_path: Path, flag: str
         preflight.check(upstream.parse(argv))
 
 
+def test_the_second_model_runner_needs_a_gpu_and_samples_that_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_second(*flags: str) -> None:
+        preflight.check(upstream.parse([*arguments(str(tmp_path)), "--drafting.runner", "v2", *flags]))
+
+    monkeypatch.setattr(preflight_models, "gpu_present", lambda: False)
+    with pytest.raises(preflight.PreflightError, match="needs a GPU"):
+        with_second()
+    monkeypatch.setattr(preflight_models, "gpu_present", lambda: True)
+    with_second()
+    with pytest.raises(preflight.PreflightError, match="goes with no moves"):
+        with_second("--move.enable")
+    with pytest.raises(preflight.PreflightError, match="that speculate"):
+        with_second("--no-histospec.enable")
+
+
 def test_reallocation_without_what_it_needs(tmp_path: Path) -> None:
     def with_reallocation(*flags: str) -> None:
         preflight.check(upstream.parse([*arguments(str(tmp_path)), "--reallocation.enable", *flags]))

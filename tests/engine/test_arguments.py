@@ -35,6 +35,11 @@ def test_eagle_is_asked_for_as_vllm_wants_it(monkeypatch: pytest.MonkeyPatch) ->
     assert found["async_scheduling"] is False and os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
+def test_the_second_runner_is_asked_for_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arguments(monkeypatch, runner="v2")["speculative_config"]["method"] == "custom_class"
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+
+
 def test_ngrams_are_looked_up_as_long_as_history_is(monkeypatch: pytest.MonkeyPatch) -> None:
     found = arguments(monkeypatch, source="ngram")["speculative_config"]
     defaults = HistoSpecSettings()

@@ -6,6 +6,7 @@ test.
 3. `resumed_outputs` begins an output with what was generated elsewhere.
 4. `queues` takes requests out of the scheduler's queues, puts them back and holds seats.
 5. `rejection_sampling` takes log-probabilities of the computed rows alone, and reserves memory for all of them.
+6. `second_runner` has vLLM's second model runner verify the scheduler's drafts.
 
 Corrections of vLLM's CPU build are in `platform/`.
 """

@@ -1,0 +1,98 @@
+"""A patch: vLLM's second model runner verifies the drafts that our scheduler sets.
+
+vLLM's model runner V2 keeps draft tokens on the device, where its own speculators write them. Of the scheduler's drafts
+V2 reads the lengths alone. `apply` lets V2 take the speculation method of the source "history" ("custom_class"), whose
+speculator proposes nothing. It has each step's draft tokens written to the device before the forward pass: one copy of
+int64[samples that draft, longest draft].
+
+Scheduling stays synchronous, because the scheduler drafts from tokens that it must know. On a GPU no memory is reserved
+for the rows of drafts, as rejection_sampling.py does for V1.
+
+Invariant: without drafts a step is vLLM's own.
+Checked against vLLM 0.29.0 `v1/worker/gpu/model_runner.py` (execute_model, prepare_inputs), `v1/worker/gpu/states.py`
+(draft_tokens), `v1/worker/gpu/spec_decode/__init__.py` and `config/vllm.py`
+(_get_v2_model_runner_unsupported_features); contract test: `tests/engine/patches/test_second_runner.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+
+METHOD = "custom_class"
+REFUSED = f"speculative method '{METHOD}'"
+
+
+class NoProposals:
+    """A speculator that proposes no draft token."""
+
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        self._tokens, self._device = vllm_config.num_speculative_tokens, device
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Make nothing: there is no forward pass."""
+
+    def capture(self) -> None:
+        """Capture nothing: there is no forward pass."""
+
+    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return what stands in the place of proposals: int64[requests, tokens] of zeros."""
+        return torch.zeros(input_batch.num_reqs, self._tokens, dtype=torch.int64, device=self._device)
+
+
+def draft_rows(drafts: dict[str, list[int]], places: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the requests' rows in the runner's state, int64[drafts], and int64[drafts, longest] of tokens."""
+    tokens = np.zeros((len(drafts), max(map(len, drafts.values()))), np.int64)
+    for row, draft in zip(tokens, drafts.values(), strict=True):
+        row[: len(draft)] = draft
+    return np.fromiter((places[name] for name in drafts), np.int64, len(drafts)), tokens
+
+
+def write_drafts(state: Any, drafts: dict[str, list[int]]) -> None:
+    """Write the step's draft tokens to the runner's request state."""
+    if drafts:
+        rows, tokens = draft_rows(drafts, state.req_id_to_index)
+        device = state.draft_tokens.device
+        index = torch.from_numpy(rows).to(device, non_blocking=True)
+        state.draft_tokens[index, : tokens.shape[1]] = torch.from_numpy(tokens).to(device, non_blocking=True)
+
+
+def apply() -> None:
+    """Let V2 run the source "history", in this process; once."""
+    from vllm.v1.worker.gpu import model_runner
+
+    if getattr(VllmConfig, "rhyme_second_runner", False):
+        return
+    asked, made, executed = (
+        VllmConfig._get_v2_model_runner_unsupported_features,
+        model_runner.init_speculator,
+        model_runner.GPUModelRunner.gather_batch_req_state,
+    )
+
+    @functools.wraps(asked)
+    def unsupported(self: Any) -> list[str]:
+        return [feature for feature in asked(self) if feature != REFUSED]
+
+    @functools.wraps(made)
+    def speculator(vllm_config: Any, device: torch.device, *more: Any, **named: Any) -> Any:
+        ours = vllm_config.speculative_config.method == METHOD
+        return NoProposals(vllm_config, device) if ours else made(vllm_config, device, *more, **named)
+
+    @functools.wraps(executed)
+    def gather(self: Any, scheduler_output: Any, dummy_run: bool) -> Any:
+        # Right behind the update of the request states, and before anything reads the drafts.
+        if not dummy_run and isinstance(self.speculator, NoProposals):
+            write_drafts(self.req_states, scheduler_output.scheduled_spec_decode_tokens)
+        return executed(self, scheduler_output, dummy_run)
+
+    VllmConfig._get_v2_model_runner_unsupported_features = unsupported
+    model_runner.init_speculator = speculator
+    model_runner.GPUModelRunner.gather_batch_req_state = gather
+    VllmConfig.rhyme_second_runner = True

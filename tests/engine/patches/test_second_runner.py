@@ -1,0 +1,86 @@
+"""Drafts of the scheduler in vLLM's second model runner: what is written to the runner's state, and vLLM's own side."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu import model_runner
+
+from rhyme_openrlhf.engine.patches import second_runner
+from rhyme_openrlhf.engine.patches.second_runner import METHOD, REFUSED, NoProposals, write_drafts
+
+LONGEST = 8
+
+
+def state(names: list[str]) -> Any:
+    """What `write_drafts` uses of vLLM's request state: rows by request, and int64[rows, longest draft]."""
+    rows = {name: len(names) - 1 - number for number, name in enumerate(names)}
+    return SimpleNamespace(req_id_to_index=rows, draft_tokens=torch.full((len(names), LONGEST), -7, dtype=torch.int64))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abcdef"), st.lists(st.integers(0, 1 << 20), min_size=1, max_size=LONGEST), max_size=6
+    )
+)
+def test_each_draft_begins_the_row_of_its_request(drafts: dict[str, list[int]]) -> None:
+    found = state(list("abcdef"))
+    write_drafts(found, drafts)
+    for name, row in found.req_id_to_index.items():
+        draft = drafts.get(name, [])
+        assert found.draft_tokens[row, : len(draft)].tolist() == draft
+        if not draft:
+            assert (found.draft_tokens[row] == -7).all()
+
+
+def test_nothing_is_proposed_in_the_place_of_drafts() -> None:
+    made = NoProposals(SimpleNamespace(num_speculative_tokens=LONGEST), torch.device("cpu"))
+    proposed = made.propose(SimpleNamespace(num_reqs=3), None, dummy_run=True)
+    assert proposed.shape == (3, LONGEST) and proposed.dtype == torch.int64 and not proposed.any()
+    assert made.draft_logits is None and not made.supports_mm_inputs
+
+
+def test_vllm_refuses_the_method_in_these_words_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = VllmConfig()
+    speculative = SimpleNamespace(method=METHOD, parallel_drafting=False)
+    monkeypatch.setattr(config, "speculative_config", speculative)
+    second_runner.apply()
+    patched = VllmConfig._get_v2_model_runner_unsupported_features
+    assert REFUSED in inspect.unwrap(patched)(config)
+    assert REFUSED not in patched(config)
+    monkeypatch.setattr(speculative, "method", "ngram")
+    assert patched(config) == inspect.unwrap(patched)(config) != []
+
+
+def test_other_methods_have_their_own_speculator(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_runner.apply()
+    device = torch.device("cpu")
+    ours = SimpleNamespace(speculative_config=SimpleNamespace(method=METHOD), num_speculative_tokens=LONGEST)
+    assert isinstance(model_runner.init_speculator(ours, device), NoProposals)
+    with pytest.raises(AttributeError):
+        model_runner.init_speculator(SimpleNamespace(speculative_config=SimpleNamespace(method="ngram")), device)
+
+
+def test_vllm_has_what_is_patched() -> None:
+    """Between the update of request states and the first use of drafts lies `gather_batch_req_state`."""
+    runner = model_runner.GPUModelRunner
+    gather = inspect.signature(inspect.unwrap(runner.gather_batch_req_state))
+    assert list(gather.parameters)[:3] == ["self", "scheduler_output", "dummy_run"]
+    executed = inspect.getsource(inspect.unwrap(runner.execute_model))
+    order = ["self.add_requests(", "self.update_requests(", "self.gather_batch_req_state(", "self.prepare_inputs("]
+    places = [executed.index(call) for call in order]
+    assert places == sorted(places)
+    prepared = inspect.getsource(runner.prepare_inputs)
+    assert "scheduled_spec_decode_tokens" in prepared and "self.req_states.draft_tokens" in prepared
+    proposals = set(inspect.signature(NoProposals.propose).parameters)
+    assert {"self", "input_batch"} <= proposals
+    used = inspect.getsource(runner)
+    for name in ("init_cudagraph_manager", "capture", "propose", "supports_mm_inputs", "draft_logits"):
+        assert f"self.speculator.{name}" in used and hasattr(NoProposals, name)
