@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
 from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
+from rhyme_openrlhf.telemetry.phase import Phase
 
 RUN_EXAMPLE: dict[str, Any] = {
     "uid": "0f3a5b7c9d1e2f40",
@@ -86,8 +89,25 @@ class AttemptView(View):
     stop_requested_at: float | None
 
 
+class PhaseView(View):
+    """What a run is doing: a phase since `since` (unix seconds)."""
+
+    name: str = Field(description="Such as starting engines, measuring, generating, training or loading weights.")
+    text: str = Field(description="All of it as a sentence, at the time of the answer.")
+    step: int | None = Field(description="The training step it belongs to; null before the first.")
+    done: int | None = Field(description="Engines, points or samples done of `total`; null where none are counted.")
+    total: int | None
+    slowest: str = Field(description="The longest sample that is still generated.")
+    since: float
+    usual_seconds: float | None = Field(
+        description="Median of earlier runs with the same model, number of engines and machine; null without any."
+    )
+
+
 class RunDetail(RunSummary):
     """A run with its complete configuration and attempts."""
+
+    phases: list[PhaseView] = Field(description="What it does now; empty unless it runs.")
 
     notes: str
     spec: dict[str, Any] | None
@@ -117,13 +137,14 @@ def run_summary(
     return RunSummary(**_columns(run), experiment=experiment, parent=parent, tags=tags, values=values or {})
 
 
-def run_detail(run: Run, experiment: str | None, parent: str | None) -> RunDetail:
-    """Return a complete run; `run.tags` and `run.attempts` are loaded."""
+def run_detail(run: Run, experiment: str | None, parent: str | None, phases: Sequence[Phase], now: float) -> RunDetail:
+    """Return a complete run, in these phases at `now`; `run.tags` and `run.attempts` are loaded."""
     return RunDetail(
         **_columns(run),
         experiment=experiment,
         parent=parent,
         tags=[tag.tag for tag in run.tags],
+        phases=[PhaseView(**dataclasses.asdict(phase), text=phase.text(now)) for phase in phases],
         notes=run.notes,
         spec=run.spec,
         command=run.command,

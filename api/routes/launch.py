@@ -36,6 +36,7 @@ from rhyme_openrlhf.api.launch.spec import (
     merged,
 )
 from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_command
+from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.run_json import RunDetail, run_detail
 from rhyme_openrlhf.api.read.runs import names_around
 from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, Tags
@@ -397,4 +398,4 @@ def _invalid(faults: Sequence[Fault]) -> ProblemError:
 
 
 def _detail(session: Session, run: Run) -> RunDetail:
-    return run_detail(run, *names_around(session, run))
+    return run_detail(run, *names_around(session, run), phases_of(session, run), time.time())

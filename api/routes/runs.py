@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.ingest import deletion
 from rhyme_openrlhf.api.read.pagination import Direction
+from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.run_json import (
     ArtifactView,
     AttemptView,
@@ -211,7 +212,7 @@ def get_artifacts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[Ar
 
 
 def _detail(session: Session, run: Run) -> RunDetail:
-    return detail_of(run, *names_around(session, run))
+    return detail_of(run, *names_around(session, run), phases_of(session, run), time.time())
 
 
 def _tagged(session: Session, run: Run, response: Response) -> RunDetail:

@@ -56,9 +56,23 @@ class Attempt(TypedDict):
     stop_requested_at: float | None
 
 
+class Phase(TypedDict):
+    """What a run is doing, since `since`: `done` of `total` and the seconds it usually takes; `text` says it all."""
+
+    name: str
+    text: str
+    step: int | None
+    done: int | None
+    total: int | None
+    slowest: str
+    since: float
+    usual_seconds: float | None
+
+
 class RunDetail(Run):
     """A run with its complete configuration and attempts. `etag`: the state that an edit is based on."""
 
+    phases: list[Phase]
     notes: str
     spec: dict[str, Any] | None
     command: list[str]

@@ -24,7 +24,18 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 RUNNING = "running"
 # And the share of its KV cache in use (0 to 1); an engine that cannot tell leaves it out.
 KV_CACHE = "kv_cache"
-Answer = Mapping[str, int | float]
+# And prompt key and response tokens of its unfinished sample with the most; None where none runs.
+SLOWEST = "slowest"
+Answer = Mapping[str, Any]
+
+
+def slowest_sample(answers: Mapping[int, Answer | None]) -> tuple[str, int, int] | None:
+    """Return prompt key, engine and response tokens of the longest unfinished sample, from engines' answers."""
+    found = [(engine, answer[SLOWEST]) for engine, answer in answers.items() if answer and answer.get(SLOWEST)]
+    if not found:
+        return None
+    engine, (prompt, tokens) = max(found, key=lambda one: one[1][1])
+    return prompt, engine, tokens
 
 
 class EngineSampler:

@@ -85,7 +85,11 @@ class RolloutStarted(Event):
 
 @dataclass(frozen=True)
 class RolloutProgress(Event):
-    """About once a second. All counts are since the rollout stage began, over all engines, as is `seconds`."""
+    """About once a second. All counts are since the rollout stage began, over all engines, as is `seconds`.
+
+    The slowest sample is the unfinished one with the most response tokens: of prompt `slowest_prompt` (its key), on
+    engine `slowest_engine`, with `slowest_tokens` tokens. None where no sample runs, and in records of older writers.
+    """
 
     kind: ClassVar[str] = "rollout_progress"
     step: int
@@ -95,6 +99,9 @@ class RolloutProgress(Event):
     seconds: float
     drafted: int
     accepted: int
+    slowest_prompt: str = ""
+    slowest_engine: int | None = None
+    slowest_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -435,6 +442,18 @@ class ProcessReady(Event):
 
 
 @dataclass(frozen=True)
+class Measuring(Event):
+    """A run without a profile measures the decode steps of an engine: `done` of at most `total` points.
+
+    The last event has `done` = `total`, also where the time for measuring ended before all points were measured.
+    """
+
+    kind: ClassVar[str] = "measuring"
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class ProcessDied(Event):
     """A process of the run ended that should not have; `healed` says that a new one took its place.
 
@@ -491,6 +510,6 @@ EVENT_CLASSES: tuple[type[Event], ...] = (
     RunStarted, RolloutStarted, RolloutProgress, RolloutFinished, EngineStep, EngineInterval, EngineSample,
     SampleMoved, LayoutSwitched, RankStability, HistoryState, RankGroups, DraftBudget, DraftGain, OffPolicyness,
     SystemSample,
-    WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessReady, ProcessDied,
+    WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessReady, Measuring, ProcessDied,
     Evaluation, CheckpointSaved, Note, RunFinished,
 )  # fmt: skip

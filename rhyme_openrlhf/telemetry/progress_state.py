@@ -9,7 +9,6 @@ is finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rhyme_openrlhf.telemetry import metrics, wording
@@ -20,9 +19,7 @@ from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     EngineStep,
     Evaluation,
-    Event,
     Note,
-    ProcessReady,
     Recorded,
     RolloutFinished,
     RolloutProgress,
@@ -33,31 +30,10 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsPublished,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.telemetry.phase import ENGINES, MODEL, RARE_EVENTS, phases
 
 # An evaluation can have dozens of scores (one per data set); more of them would wrap the line several times.
 _MAX_SCORES = 6
-# What `start_phase` reads.
-START_EVENTS: tuple[type[Event], ...] = (RunStarted, ProcessReady, RolloutStarted, RolloutFinished)
-
-
-def start_phase(events: Iterable[Event]) -> str:
-    """Return what a run does before its first step is finished, from its events so far; a restart begins anew."""
-    engines, ready, phase = 0, set[str](), ""
-    for event in events:
-        if isinstance(event, RunStarted):
-            engines, ready, phase = event.engines, set(), ""
-        elif isinstance(event, ProcessReady):
-            ready.add(event.name)
-        elif isinstance(event, RolloutStarted):
-            phase = phase or "first rollout"
-        elif isinstance(event, RolloutFinished):
-            phase = "training on the first rollout"
-    if not engines:
-        return "Ray and the driver"
-    up = min(len(ready - {POLICY}), engines)
-    if up == engines and POLICY in ready:
-        return phase or "all engines and the policy model ready, first rollout next"
-    return phase or f"{POLICY} {'ready' if POLICY in ready else 'loading'}, {up} of {engines} engines ready"
 
 
 @dataclass
@@ -82,15 +58,15 @@ class ProgressState:
         self._reward: float | None = None
         self._version: int | None = None
         self._start: float | None = None
-        self._start_events: list[Event] = []
+        self._start_events: list[Recorded] = []
 
     def apply(self, recorded: Recorded) -> None:
         """Take in one event. A step's own data stays readable until `forget`."""
         if self._start is None:
             self._start = recorded.time
         event = recorded.event
-        if isinstance(event, START_EVENTS) and not self.step:
-            self._start_events.append(event)
+        if isinstance(event, RARE_EVENTS) and not self.step:
+            self._start_events.append(recorded)
         if isinstance(event, RunStarted):
             self.run = event
         elif isinstance(event, RolloutStarted):
@@ -145,7 +121,16 @@ class ProgressState:
 
     def start_line(self) -> str:
         """Return `starting: policy model ready, 1 of 2 engines ready`; "" once the first rollout was begun."""
-        return "" if self.step else f"starting: {start_phase(self._start_events)}"
+        if self.step:
+            return ""
+        if self.run is None:
+            return "starting: Ray and the driver"
+        found = {phase.name: phase for phase in phases(self._start_events)}
+        if not found.keys() & {ENGINES, MODEL}:
+            return f"starting: all engines and the {POLICY} ready, first rollout next"
+        up = (found[ENGINES].done or 0) if ENGINES in found else self.run.engines
+        model = "loading" if MODEL in found else "ready"
+        return f"starting: {POLICY} {model}, {up} of {self.run.engines} engines ready"
 
     def run_start_line(self, event: RunStarted) -> str:
         """Return what the run is going to do."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -44,7 +45,7 @@ from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, check_nodes
 from rhyme_openrlhf.settings.latency import AUTO
 from rhyme_openrlhf.settings.tp_switch import tail_profiles
-from rhyme_openrlhf.telemetry.events import Note, NoteLevel
+from rhyme_openrlhf.telemetry.events import Measuring, Note, NoteLevel
 from rhyme_openrlhf.telemetry.run_directory import versions
 from rhyme_openrlhf.telemetry.services import Layouts, RunServices
 from rhyme_openrlhf.training.layouts import engine_arguments, layout_settings
@@ -189,7 +190,7 @@ def _install(
             text = profiles.read_text(Path(settings.emulate.profile))
             say("info", f"drafts follow the step times that are emulated, {settings.emulate.profile}")
         elif asked == AUTO:
-            text = _kept_or_quick(first, say, awake)
+            text = _kept_or_quick(first, services, say, awake)
         else:
             path = Path(asked)
             text = profiles.read_text(path)
@@ -204,7 +205,9 @@ def _install(
         return None
 
 
-def _kept_or_quick(engine: MeasuredEngine, say: Any, awake: Callable[[], AbstractContextManager[None]]) -> str:
+def _kept_or_quick(
+    engine: MeasuredEngine, services: RunServices, say: Any, awake: Callable[[], AbstractContextManager[None]]
+) -> str:
     path, text = engine.kept_profile()
     if text:
         try:
@@ -221,7 +224,10 @@ def _kept_or_quick(engine: MeasuredEngine, say: Any, awake: Callable[[], Abstrac
             return text
     began = time.monotonic()
     with awake():
-        profile = measure(Plan.of(engine, versions(), QUICKLY), engine)
+        plan = Plan.of(engine, versions(), QUICKLY)
+        total, done = plan.bursts(), itertools.count()
+        profile = measure(plan, engine, on_point=lambda words: services.record(Measuring(next(done), total), SOURCE))
+        services.record(Measuring(total, total), SOURCE)
     profile = _with_unspeculated(profile, engine, say)
     text = profiles.to_text(profile)
     engine.keep_profile(text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.telemetry.engine_events import EngineSampler
+from rhyme_openrlhf.telemetry.engine_events import EngineSampler, slowest_sample
 from rhyme_openrlhf.telemetry.events import RolloutFinished, RolloutProgress
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.services import RunServices
@@ -82,8 +82,10 @@ class RolloutWatch:
             if not step:
                 continue
             finished = min(done.finished_samples, samples) if self._overlapping else done.finished_samples
+            # Of the engines that answered now: a lost one has no unfinished sample any more.
+            slowest = slowest_sample(dict(enumerate(answers))) or ("", None, 0)
             progress = RolloutProgress(
-                step, finished, samples, done.response_tokens, seconds, done.drafted, done.accepted
+                step, finished, samples, done.response_tokens, seconds, done.drafted, done.accepted, *slowest
             )
             sampler.step = step
             self._services.record_all([progress, *sampler.samples(answers, time.monotonic())], SOURCE)

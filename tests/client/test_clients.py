@@ -23,7 +23,7 @@ DESCRIBED = {
     "Comparison": "Comparison", "Difference": "Difference", "ConfigDiff": "ConfigDiff",
     "RunFile": "RunFileView", "RunFiles": "RunFiles", "ImportReceipt": "ImportReceipt", "Who": "Who",
     "Experiment": "ExperimentView", "SweptRun": "SweptRun", "Sweep": "Sweep",
-    "Token": "TokenView", "IssuedToken": "IssuedToken", "AuditEntry": "AuditEntryView",
+    "Token": "TokenView", "IssuedToken": "IssuedToken", "AuditEntry": "AuditEntryView", "Phase": "PhaseView",
 }  # fmt: skip
 
 

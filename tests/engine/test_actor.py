@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from rhyme_openrlhf.engine import requests
 from rhyme_openrlhf.engine.calls import SchedulerDrafting, SchedulerMeter
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.prompt_keys import prompt_key, round_key
+from rhyme_openrlhf.telemetry.engine_events import SLOWEST
 from tests.engine.actors import LONG, Actor, an_actor, model_with, stored
 
 # Longer than vLLM's KV block on CPU, so that a second request for it does find cached blocks.
@@ -167,6 +169,24 @@ def test_what_ran_between_two_rollouts_is_in_no_rollouts_counts(actor: Actor) ->
     report = actor.call(actor.raw.rollout_report(0.0, 0.0))
     for counted in (progress, report["counters"]):
         assert (counted["response_tokens"], counted["finished_samples"]) == (3, 1)
+
+
+def test_an_engine_names_its_slowest_sample(actor: Actor) -> None:
+    def begin(key: str, tokens: int) -> Any:
+        parameters = sampling(max_tokens=tokens, ignore_eos=True)
+        parameters.extra_args = {requests.PROMPT_KEY: key}
+        return actor.start(actor.raw.generate(list(PROMPT[:8]), parameters))
+
+    assert actor.call(actor.raw.progress())[SLOWEST] is None
+    first = begin("first", LONG)
+    while (actor.call(actor.raw.progress())[SLOWEST] or ("", 0))[1] < 2:
+        assert not first.done()
+    second = begin("second", LONG)
+    prompt, tokens = actor.call(actor.raw.progress())[SLOWEST]
+    assert prompt == "first" and 2 <= tokens <= LONG
+    for response in (first, second):
+        response.result(60)
+    assert actor.call(actor.raw.progress())[SLOWEST] is None
 
 
 def test_only_offered_scheduler_methods_can_be_called(actor: Actor) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.telemetry.engine_events import RUNNING, EngineSampler, engine_events, interval_events
+from rhyme_openrlhf.telemetry.engine_events import (
+    RUNNING,
+    SLOWEST,
+    EngineSampler,
+    engine_events,
+    interval_events,
+    slowest_sample,
+)
 from rhyme_openrlhf.telemetry.event_json import parse, to_json
 from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain, EngineInterval, EngineStep, Note
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -48,6 +55,12 @@ def test_every_state_of_a_timeline_is_an_interval_of_the_step() -> None:
         EngineInterval(1, "generate", 1.0, 2.0, 4, 3, ""),
         EngineInterval(1, "idle", 2.0, 2.5, 4, 3, "tail"),
     ]
+
+
+def test_the_slowest_sample_is_the_longest_of_all_engines() -> None:
+    answers = {0: {SLOWEST: ("a", 7)}, 1: {SLOWEST: None}, 2: None, 3: {SLOWEST: ["b", 9]}, 4: {RUNNING: 2}}
+    assert slowest_sample(answers) == ("b", 3, 9)
+    assert slowest_sample({1: answers[1], 2: None}) is None
 
 
 counts = st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 64))

@@ -26,7 +26,6 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsPublished,
 )
 from rhyme_openrlhf.telemetry.progress import PROGRESS_INTERVAL_S, BarsDisplay, LinesDisplay, NoDisplay, make_display
-from rhyme_openrlhf.telemetry.progress_state import start_phase
 
 from .conftest import RUN
 
@@ -92,21 +91,6 @@ def test_bars_say_what_a_starting_run_waits_for() -> None:
     events = starting((25, ProcessReady("engine 1")), (31, ProcessReady(POLICY)))
     assert "starting: policy model loading, 1 of 2 engines ready" in frames_of(events[:-1])
     assert "starting: policy model ready, 1 of 2 engines ready" in frames_of(events)
-
-
-def test_the_phase_of_a_start_follows_from_its_events() -> None:
-    ready = [ProcessReady("engine 0"), ProcessReady("engine 1"), ProcessReady(POLICY)]
-    rollout, finished = RolloutStarted(1, 1, 12, 96), RolloutFinished.of(1, 1, 1.0, [3], [], 0)
-    assert start_phase([]) == "Ray and the driver"
-    assert start_phase([RUN]) == "policy model loading, 0 of 2 engines ready"
-    # An engine that is there twice, or one more than the run began with, changes nothing.
-    assert start_phase([RUN, ready[0], ready[0]]) == "policy model loading, 1 of 2 engines ready"
-    ended = "all engines and the policy model ready, first rollout next"
-    assert start_phase([RUN, *ready, ProcessReady("engine 2")]) == ended
-    # A record of an older writer has no such events.
-    assert start_phase([RUN, rollout]) == "first rollout"
-    assert start_phase([RUN, *ready, rollout, finished]) == "training on the first rollout"
-    assert start_phase([RUN, *ready, rollout, RUN]) == "policy model loading, 0 of 2 engines ready"
 
 
 def test_lines_of_a_whole_run(finished_run: list[Recorded]) -> None:

@@ -19,6 +19,7 @@ from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.latency import EmulateSettings, LatencySettings
 from rhyme_openrlhf.settings.run import RunSettings
+from rhyme_openrlhf.telemetry.events import Event, Measuring, Note
 from rhyme_openrlhf.training import engines as engine_profiles
 from tests.latency import formula
 
@@ -71,11 +72,17 @@ class FormulaEngine:
 
 def install(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **settings: Any) -> list[str]:
     """What the run says while its engines get their profile."""
-    said: list[str] = []
+    found = recorded(monkeypatch, engines, **settings)
+    return [f"{event.level}: {event.text}" for event in found if isinstance(event, Note)]
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **settings: Any) -> list[Event]:
+    """What the run records while its engines get their profile."""
+    found: list[Event] = []
     services = SimpleNamespace(
         layouts=None,
         settings=RhymeSettings(**settings),
-        record=lambda note, source: said.append(f"{note.level}: {note.text}"),
+        record=lambda event, source: found.append(event),
     )
     monkeypatch.setattr(engine_profiles, "MeasuredEngine", lambda actor, limit_s: actor)
 
@@ -91,7 +98,7 @@ def install(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **set
 
     engine_profiles.install_profiles(engines, services, awake)  # type: ignore[arg-type]
     assert not any(engine.awake for engine in engines)
-    return said
+    return found
 
 
 def written(path: Path, profile: Profile) -> str:
@@ -110,6 +117,14 @@ def test_without_a_profile_one_is_measured_kept_and_given_to_every_engine(monkey
     again = FormulaEngine(kept=engines[0].kept)
     assert install(monkeypatch, [again]) == ["info: drafts follow the step times of kept.json"]
     assert again.installed == engines[0].kept
+
+
+def test_measuring_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FormulaEngine()
+    measured = [event for event in recorded(monkeypatch, [engine]) if isinstance(event, Measuring)]
+    (total,) = {event.total for event in measured}
+    assert [event.done for event in measured] == list(range(total + 1))
+    assert not any(isinstance(event, Measuring) for event in recorded(monkeypatch, [FormulaEngine(kept=engine.kept)]))
 
 
 @pytest.mark.parametrize("kept", ["", profiles.to_text(formula.profile())], ids=["measured now", "kept"])

@@ -67,7 +67,7 @@ def config_page(
             "attempts": [attempt_view(attempt) for attempt in run.attempts],
             "created_by": run.created_by,
             "files": _files(session, run, readable_roots(launching)),
-            "tag": run_detail(run, *names_around(session, run)).etag,
+            "tag": run_detail(run, *names_around(session, run), (), page.now).etag,
         }
         if other is not None:
             recorded = [everything_of(run), everything_of(other)]

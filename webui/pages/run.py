@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.curves import curves
+from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.run_json import run_summary
 from rhyme_openrlhf.api.read.runs import names_around
 from rhyme_openrlhf.api.store.bounds import INT32
@@ -22,7 +23,7 @@ from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RESUMABLE
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
-from rhyme_openrlhf.webui.run.recent import RECENT, Change, recent_change, seconds_left, start_phases, step_ends
+from rhyme_openrlhf.webui.run.recent import RECENT, Change, recent_change, seconds_left, step_ends
 from rhyme_openrlhf.webui.site import text
 
 router = APIRouter(include_in_schema=False)
@@ -100,7 +101,7 @@ def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
     end = run.finished_at if run.status in ENDED else page.now
     return {
         "run": summary,
-        "starting": start_phases(session, [summary]).get(run.uid, ""),
+        "phases": [phase.text(page.now) for phase in phases_of(session, run)],
         "notes": run.notes,
         "progress": text.share(run.step, run.steps_total),
         "seconds_left": left,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -11,17 +9,14 @@ from statistics import fmean
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.run_json import RunSummary
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
-from rhyme_openrlhf.api.store.record import RawEvent, Step, of_kinds
-from rhyme_openrlhf.telemetry.event_json import parse
-from rhyme_openrlhf.telemetry.events import Event
-from rhyme_openrlhf.telemetry.progress_state import START_EVENTS, start_phase
+from rhyme_openrlhf.api.store.record import Step
 
 # Number of steps compared with as many before them: enough to average out single steps, few enough to be recent.
 RECENT = 10
-# Most events read for the start phases of runs; a run of a thousand engines has a little more than a thousand.
-MOST_START_EVENTS = 5000
 
 
 @dataclass(frozen=True)
@@ -64,22 +59,9 @@ def seconds_left(ends: Sequence[tuple[int, float]], steps_total: int | None) -> 
 
 
 def start_phases(session: Session, runs: Sequence[RunSummary]) -> dict[str, str]:
-    """Return the start phase (`start_phase`) of each started run that has no finished step yet, by uid."""
-    found: dict[str, list[Event]] = defaultdict(list)
-    # A run with status "starting" has reported nothing yet; its recorded events belong to an earlier attempt.
-    uids = [run.uid for run in runs if run.status == "running" and run.step == 0]
-    if uids:
-        rows = session.execute(
-            select(Run.uid, RawEvent)
-            .join(RawEvent, RawEvent.run_id == Run.id)
-            .where(Run.uid.in_(uids), *of_kinds([one.kind for one in START_EVENTS]))
-            .order_by(RawEvent.id.desc())
-            .limit(MOST_START_EVENTS)
-        ).all()
-        for uid, row in reversed(rows):
-            envelope = {"kind": row.kind, "time": row.time, "source": row.source, "sequence": row.sequence}
-            if recorded := parse({**json.loads(row.body), **envelope}):
-                found[uid].append(recorded.event)
+    """Return what each started run without a finished step is doing, by uid."""
+    started = [run.uid for run in runs if run.status in ("starting", "running") and run.step == 0]
     return {
-        run.uid: start_phase(found[run.uid]) for run in runs if run.status in ("starting", "running") and run.step == 0
+        uid: " · ".join(phase.label for phase in phases_of(session, find_run(session, uid), usual=False))
+        for uid in started
     }

@@ -115,6 +115,8 @@ def run_table(run: Json, now: float) -> Table:
         ("finished", moment(run.get("finished_at"), now)),
         ("origin", text(run.get("origin"))),
     ]
+    for phase in reversed(run.get("phases") or []):
+        lines.insert(3, ("now", text(phase.get("text"))))
     for name in ("experiment", "parent", "notes"):
         if run.get(name):
             lines.append((name, text(run[name])))

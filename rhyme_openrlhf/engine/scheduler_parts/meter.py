@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from rhyme_openrlhf.drafting.source import Attribution, Verified
 from rhyme_openrlhf.engine.calls import SchedulerMeter
-from rhyme_openrlhf.engine.requests import UNCOUNTED
+from rhyme_openrlhf.engine.requests import PROMPT_KEY, UNCOUNTED
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.telemetry.engine_events import KV_CACHE
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES
@@ -176,6 +176,12 @@ class Meter(StepMeter, Part):
     def read_counters(self) -> dict[str, int | float]:
         """Return all that this engine did since it started, as EngineCounters' fields; and KV_CACHE, as of now."""
         return {**self.counters(), KV_CACHE: self._scheduler.kv_cache_manager.usage}
+
+    def slowest(self) -> tuple[str, int] | None:
+        """Return prompt key and response tokens of the counted, unfinished sample with the most; None without any."""
+        arguments = ((extra_arguments(one), one.num_output_tokens) for one in self._scheduler.requests.values())
+        counted = [(told.get(PROMPT_KEY, ""), tokens) for told, tokens in arguments if not told.get(UNCOUNTED)]
+        return max(counted, key=lambda sample: sample[1], default=None)
 
     def output_lengths(self) -> dict[str, int]:
         """Return the response tokens so far of each unfinished request."""

@@ -118,3 +118,14 @@ def test_differences() -> None:
 )
 def test_ages(seconds: float, shown: str) -> None:
     assert tables.age(NOW - seconds, NOW) == shown
+
+
+def test_a_run_says_what_it_does_now() -> None:
+    phases = [{"text": "training on step 1, for 2.0 s"}, {"text": "generating step 2\x1b[31m", "of_a_newer_server": 1}]
+    lines = rendered(tables.run_table({**RUN, "phases": phases}, NOW)).splitlines()
+    assert [line.split(maxsplit=1)[1].strip() for line in lines if line.startswith("now")] == [
+        "training on step 1, for 2.0 s",
+        "generating step 2 [31m",
+    ]
+    # An older server sends none.
+    assert not any(line.startswith("now") for line in rendered(tables.run_table(RUN, NOW)).splitlines())

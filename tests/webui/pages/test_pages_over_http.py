@@ -12,8 +12,10 @@ from sqlalchemy import text
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     Event,
+    Measuring,
     ProcessReady,
     RolloutFinished,
+    RolloutProgress,
     RolloutStarted,
     RunStarted,
     TrainStep,
@@ -188,7 +190,7 @@ def test_names_are_shown_as_text(dashboard: Any) -> None:
         assert "<img" not in found and "&lt;img" in found
 
 
-def test_a_run_that_starts_says_what_it_waits_for(dashboard: Any) -> None:
+def test_a_run_says_what_it_does_now(dashboard: Any) -> None:
     client = httpx.Client(
         base_url=f"{dashboard.url}/api/v1", headers={"Authorization": f"Bearer {dashboard.tokens['operator']}"}
     )
@@ -201,27 +203,25 @@ def test_a_run_that_starts_says_what_it_waits_for(dashboard: Any) -> None:
         pages = [reader.get(f"/ui/runs/{uid}/parts/header").text, reader.get("/ui/parts/runs").text]
         return [re.sub(r"<[^>]*>", "", page) for page in pages]
 
-    assert all("Ray and the driver" in page for page in shown())
+    assert all("starting Ray and the driver" in page for page in shown())
     begun = time.time()
-    events: list[Event] = [
-        RunStarted(1, "new", [], 2, 1, 1, 4, 12, 8, False),
-        ProcessReady("engine 1"),
-        RolloutStarted(1, 1, 12, 96),
-        RolloutFinished.of(1, 1, 1.0, [3, 4], [], 0),
-        TrainStep(1, 1, {}, {}),
+    # Each event, and what the header then says. The table says it until the first step is finished.
+    said: list[tuple[Event, str]] = [
+        (RunStarted(1, "new", [], 2, 1, 1, 4, 12, 8, False), "starting engines: 0 of 2"),
+        (ProcessReady("engine 1"), "starting engines: 1 of 2"),
+        (Measuring(3, 9), "measuring: 3 of 9 points"),
+        (RolloutStarted(1, 1, 12, 96), "generating step 1: 0 of 96 samples"),
+        (RolloutProgress(1, 40, 96, 9, 1.0, 0, 0, "c" * 32, 1, 812), "generating step 1: 40 of 96 samples"),
+        (RolloutFinished.of(1, 1, 1.0, [3, 4], [], 0), "training on step 1"),
+        (TrainStep(1, 1, {}, {}), ""),
+        (RolloutStarted(2, 1, 12, 96), "generating step 2: 0 of 96 samples"),
     ]
-    phases = [
-        "loading, 0 of 2 engines",
-        "loading, 1 of 2 engines",
-        "first rollout",
-        "training on the first rollout",
-        "",
-    ]
-    for number, (event, phase) in enumerate(zip(events, phases, strict=True)):
+    for number, (event, phase) in enumerate(said):
         rows = [to_json(event, begun + number, "driver", number)]
         assert client.post(f"/ingest/attempts/{attempt}/batches", json={"events": rows}).status_code == 200
         header, table = shown()
-        if phase:
-            assert "Starting: " in header and phase in header and phase in table
-        else:
-            assert "Starting" not in header and "rollout" not in table
+        assert phase in header and ("Now: " in header) == bool(phase)
+        assert number > 5 or phase in table
+        if isinstance(event, RolloutProgress):
+            assert "(slowest: prompt cccccccc on engine 1, 812 tokens)" in header
+    assert "generating" not in table
