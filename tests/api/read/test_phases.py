@@ -1,4 +1,4 @@
-"""What a run does now, read from the store: from its newest events, and those of earlier runs of the same set-up."""
+"""The phases of a run, read from the store: from its newest events, and those of earlier runs of the same set-up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def begins(engines: int = 2) -> Event:
 
 
 def whole(engines: float, engine_count: int = 2) -> list[tuple[float, Event]]:
-    """A run whose engines took so many seconds to start."""
+    """A run whose engines took these seconds to start."""
     ready = [(engines, ProcessReady(f"engine {number}")) for number in range(engine_count)]
     return [
         (0, begins(engine_count)), (2, ProcessReady(POLICY)), *ready, (engines + 1, RolloutStarted(1, 1, 12, 96)),
