@@ -90,7 +90,7 @@ class AttemptView(View):
 
 
 class PhaseView(View):
-    """What a run is doing: a phase since `since` (unix seconds)."""
+    """A phase of a run, since `since` (unix seconds)."""
 
     name: str = Field(description="Such as starting engines, measuring, generating, training or loading weights.")
     text: str = Field(description="All of it as a sentence, at the time of the answer.")

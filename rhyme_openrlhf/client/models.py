@@ -57,7 +57,7 @@ class Attempt(TypedDict):
 
 
 class Phase(TypedDict):
-    """What a run is doing, since `since`: `done` of `total` and the seconds it usually takes; `text` says it all."""
+    """A phase of a run, since `since`: `done` of `total` and the seconds it usually takes; `text` says it all."""
 
     name: str
     text: str
