@@ -148,7 +148,11 @@ def list_webhooks(
 def make_webhook(
     body: NewWebhook, request: Request, response: Response, who: auth.Operator, service: ServiceDep
 ) -> IssuedWebhook:
-    """Create a webhook; its secret is only in this response. Links in messages begin with this request's host."""
+    """Create a webhook; its secret is only in this response. Links in messages begin with this request's host.
+
+    Messages are signed as in Standard Webhooks: `webhook-signature` is `v1,` and the base64 of the HMAC-SHA256 of
+    `{webhook-id}.{webhook-timestamp}.{body}`, whose key is the base64 after `whsec_`.
+    """
     given = {**body.model_dump(), "events": list(dict.fromkeys(body.events))}
     with service.database.writing() as session:
         if session.scalars(select(func.count()).select_from(Webhook)).one() >= MOST_WEBHOOKS:

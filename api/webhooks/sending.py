@@ -5,7 +5,7 @@ header `webhook-signature` as `v1,...`. `webhook-id` is the same in every try, s
 
 Invariants:
 
-- A request ends within `SECONDS`, whatever the receiver does; of its response, at most `READ_BYTES` are read.
+- A request ends within `SECONDS` for any receiver; of its response, at most `READ_BYTES` are read.
 - Only a status of 2xx is success. Redirects are not followed, because they could lead into the service's own network.
 - With `public_only`, the address that was checked is the one that is connected to.
 """

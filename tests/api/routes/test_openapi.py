@@ -30,6 +30,8 @@ BY_MEANING = {
     # Arguments in the right form may still name no option, or lack one.
     "POST /api/v1/specs/command",
     "POST /api/v1/tokens",
+    # An address that has the right form may still name no host.
+    "POST /api/v1/webhooks",
 }
 # Streams do not end by themselves; their tests read them over a socket.
 STREAMS = r"stream|/live/"

@@ -1,4 +1,4 @@
-"""What webhooks notice of running runs, from their reports: stalled, reward fell, engines idle."""
+"""Conditions of running runs, found in their reports: stalled, reward fell, engines idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of webhooks to real receivers: signed, tried again, once among several services, whatever receivers do."""
+"""Messages of webhooks to real receivers: signed, tried again, sent once by several services; slow, down and lying ones."""
 
 from __future__ import annotations
 
