@@ -1,4 +1,4 @@
-"""Messages of webhooks to real receivers: signed, tried again, sent once by several services; slow, down and lying ones."""
+"""Messages of webhooks to real receivers: signed, tried again, sent once by several services."""
 
 from __future__ import annotations
 
