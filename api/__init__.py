@@ -5,7 +5,7 @@ are listed from bottom to top. A package imports only packages of lower lines (t
 
 - `store`: tables, sessions, and the rules that keep rows consistent and fast
 - `ingest`, `read`, `launch`: reports of runs; queries; runs that this service starts
-- `live`: streams that wait for changes in the store
+- `live`, `webhooks`: streams that wait for changes in the store; messages to other services
 - `http`: the parts that every request and every response passes through
 - `access`: the service object, and authentication
 - `routes`: one module per resource

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 
 from rhyme_openrlhf import __version__
 from rhyme_openrlhf.api.access.audit import AuditLog
-from rhyme_openrlhf.api.access.service import Background, Service
+from rhyme_openrlhf.api.access.service import Background, Service, webhook_deliveries
 from rhyme_openrlhf.api.http import problems
 from rhyme_openrlhf.api.http.fields import PREFIX
 from rhyme_openrlhf.api.http.guard import (
@@ -58,6 +58,7 @@ from rhyme_openrlhf.api.routes import (
     steps,
     sweeps,
     system,
+    webhooks,
 )
 from rhyme_openrlhf.api.routes import tokens as token_routes
 from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings
@@ -69,6 +70,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     sign_in.router,
     token_routes.router,
     audit_routes.router,
+    webhooks.router,
     experiments.router,
     runs.router,
     launch.router,
@@ -90,7 +92,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 # Smaller responses fit into one packet anyway. Higher levels take longer and save 2 %.
 COMPRESSED_FROM, COMPRESSION_LEVEL = 1024, 6
 # Background work, entered in this order and left in reverse.
-BACKGROUND: tuple[Background, ...] = ()
+BACKGROUND: tuple[Background, ...] = (webhook_deliveries,)
 
 
 def create_app(

@@ -90,6 +90,12 @@ class ServeSettings(Settings):
     live_poll_s: float = option(
         0.5, "Seconds between two polls for new events, for pages that show a live run.", low=0.05, high=60
     )
+    webhooks_public_only: bool = option(
+        False,
+        "Send webhooks to public addresses alone, and through no proxy. Without it, operators may name receivers in "
+        "the service's own network.",
+        expert=True,
+    )
     streams: int = option(
         100, "Most live streams (events, logs) open at once; further ones get a 503.", low=1, high=10000
     )

@@ -62,7 +62,7 @@ CONTROL_PLANE = (
     ("api.settings",),
     ("api.store",),
     ("api.ingest", "api.read", "api.launch"),
-    ("api.live",),
+    ("api.live", "api.webhooks"),
     ("api.http",),
     ("api.access",),
     ("api.routes",),
@@ -77,7 +77,7 @@ CONTROL_PLANE = (
 )
 # Rooms that know nothing of HTTP: they raise plain exceptions, and routes make answers of them.
 WITHOUT_HTTP = (
-    ("api.settings", "api.store", "api.ingest", "api.read", "api.launch", "api.live", "api.demo")
+    ("api.settings", "api.store", "api.ingest", "api.read", "api.launch", "api.live", "api.webhooks", "api.demo")
     + ("webui.figures", "webui.new_run", "webui.run")
 )  # fmt: skip
 HTTP = {"fastapi", "sse_starlette", "starlette", "uvicorn"}

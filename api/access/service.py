@@ -23,6 +23,7 @@ from rhyme_openrlhf.api.store.credentials import Principal
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.read_cache import Fresh
 from rhyme_openrlhf.api.store.readiness import Writable
+from rhyme_openrlhf.api.webhooks.deliveries import Deliveries
 from rhyme_openrlhf.settings.control import new_uid
 
 # Seconds for which a caller stays cached. A page sends a dozen requests at once, each with the same token. This service
@@ -79,3 +80,10 @@ async def worker_intake(service: Service) -> AsyncIterator[None]:
     finally:
         service.intake = before
         await run_in_threadpool(started.close)
+
+
+@asynccontextmanager
+async def webhook_deliveries(service: Service) -> AsyncIterator[None]:
+    """Send messages of webhooks while this context lasts."""
+    async with Deliveries(service.database, service.settings.webhooks_public_only).running():
+        yield

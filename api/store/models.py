@@ -1,4 +1,4 @@
-"""Tables of objects that users manage: experiments, runs, attempts, artifacts, tokens. `record.py` has reported data.
+"""Tables of objects that users manage: experiments, runs, attempts, tokens, webhooks. `record.py` has reported data.
 
 A run is one requested training. An attempt is one start or resume of a run, with one Ray job and one run directory.
 
@@ -236,6 +236,50 @@ class AuditEntry(Base):
     address: Mapped[str] = mapped_column(String(ADDRESS_LENGTH))
     action: Mapped[str] = mapped_column(String(NAME_LENGTH))
     target: Mapped[str] = mapped_column(String(TARGET_LENGTH))
+
+
+class Webhook(Base):
+    """A rule: which events of runs are sent where (`api/store/webhooks.py`).
+
+    The secret signs messages, so it is stored as it is. `service_url`: the address by which its maker reached the
+    service; links in messages begin with it.
+    """
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    url: Mapped[str] = mapped_column(Text)
+    form: Mapped[str] = mapped_column(String(STATUS_LENGTH))
+    events: Mapped[list[str]] = mapped_column(Json)
+    stalled_minutes: Mapped[float] = mapped_column(Float)
+    reward_fall: Mapped[float] = mapped_column(Float)
+    idle_percent: Mapped[float] = mapped_column(Float)
+    secret: Mapped[str] = mapped_column(String(64))
+    service_url: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class WebhookDelivery(Base):
+    """A message of a webhook: waiting while it has `next_at`, then delivered or given up.
+
+    `key`: what happened, so that it is sent only once. `status`: the receiver's last HTTP status.
+    """
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (UniqueConstraint("webhook_id", "key"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    webhook_id: Mapped[int] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    key: Mapped[str] = mapped_column(String(64))
+    event: Mapped[str] = mapped_column(String(STATUS_LENGTH))
+    content: Mapped[dict[str, Any]] = mapped_column(Json)
+    created_at: Mapped[float] = mapped_column(Float)
+    tries: Mapped[int] = mapped_column(Integer, default=0)
+    next_at: Mapped[float | None] = mapped_column(Float, index=True)
+    delivered_at: Mapped[float | None] = mapped_column(Float)
+    status: Mapped[int | None] = mapped_column(Integer)
+    error: Mapped[str] = mapped_column(Text, default="")
 
 
 class DispatchLease(Base):

@@ -1,7 +1,8 @@
 """Status changes of attempts and runs, caused by an attempt's events and its reporter.
 
 Invariants: only changes that `status.py` allows are made. Others are ignored, because events may come late: a run that
-has ended for another reason stays ended. A run has the status of its newest attempt.
+has ended for another reason stays ended. A run has the status of its newest attempt. Webhooks have the message of an
+end in the transaction that makes it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session, load_only
 
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, TRANSITIONS
+from rhyme_openrlhf.api.store.webhooks import note_end
 
 SILENT_END = "the run's process ended without a reason"
 
@@ -39,10 +41,13 @@ def move(run: Run, attempts: Sequence[Attempt], attempt: Attempt, status: str, m
     """
     if status != attempt.status and status not in TRANSITIONS[attempt.status]:
         return False
+    ends = status in ENDED and status != attempt.status
     attempt.status = status
     attempt.message = message
     attempt.finished_at = time if status in ENDED else None
     follow(run, attempts)
+    if ends and attempt is attempts[-1]:
+        note_end(run, attempt, time)
     return True
 
 

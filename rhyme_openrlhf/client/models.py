@@ -142,6 +142,43 @@ class AuditEntry(TypedDict):
     target: str
 
 
+class Webhook(TypedDict):
+    """A webhook without its secret."""
+
+    id: int
+    name: str
+    url: str
+    form: str
+    events: list[str]
+    stalled_minutes: float
+    reward_fall: float
+    idle_percent: float
+    created_at: float
+
+
+class IssuedWebhook(Webhook):
+    """A new webhook with the secret that signs its messages."""
+
+    secret: str
+
+
+class Delivery(TypedDict):
+    """A message of a webhook. `state`: waiting, delivered or failed."""
+
+    id: int
+    webhook: int
+    event: str
+    run: str | None
+    text: str
+    state: str
+    tries: int
+    created_at: float
+    next_at: float | None
+    delivered_at: float | None
+    status: int | None
+    error: str
+
+
 class Event(TypedDict):
     """A recorded event; `body` has the fields of its kind."""
 

@@ -24,6 +24,7 @@ DESCRIBED = {
     "RunFile": "RunFileView", "RunFiles": "RunFiles", "ImportReceipt": "ImportReceipt", "Who": "Who",
     "Experiment": "ExperimentView", "SweptRun": "SweptRun", "Sweep": "Sweep",
     "Token": "TokenView", "IssuedToken": "IssuedToken", "AuditEntry": "AuditEntryView", "Phase": "PhaseView",
+    "Webhook": "WebhookView", "IssuedWebhook": "IssuedWebhook", "Delivery": "DeliveryView",
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from rhyme_openrlhf.webui.pages import (
     speculation,
     system,
     timeline,
+    webhooks,
 )
 
 PAGES: tuple[APIRouter, ...] = (
@@ -36,6 +37,7 @@ PAGES: tuple[APIRouter, ...] = (
     compare.router,
     cluster.router,
     settings.router,
+    webhooks.router,
     run.router,
     timeline.router,
     speculation.router,

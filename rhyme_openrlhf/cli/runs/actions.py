@@ -55,7 +55,7 @@ def list_runs(client: Client, args: argparse.Namespace) -> int:
         limit=args.limit,
     )
     runs = list(found)
-    _show(args, runs, lambda: tables.runs_table(runs, time.time(), args.column or ()))
+    show_answer(args, runs, lambda: tables.runs_table(runs, time.time(), args.column or ()))
     if not runs and not args.json:
         print("there are no such runs; `rhyme runs start --help` shows how to start one", file=sys.stderr)
     return 0
@@ -64,7 +64,7 @@ def list_runs(client: Client, args: argparse.Namespace) -> int:
 def show(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs show`"""
     run = client.run(client.find(args.run))
-    _show(args, run, lambda: tables.run_table(run, time.time()))
+    show_answer(args, run, lambda: tables.run_table(run, time.time()))
     return 0
 
 
@@ -98,7 +98,7 @@ def sweep(client: Client, args: argparse.Namespace) -> int:
         notes=args.notes,
         key=args.key,
     )
-    _show(args, started, lambda: tables.sweep_table(started))
+    show_answer(args, started, lambda: tables.sweep_table(started))
     if not args.json:
         print(f"{len(started['runs'])} runs; `rhyme runs list --experiment {args.name}` shows them", file=sys.stderr)
     return 0
@@ -138,7 +138,7 @@ def stop(client: Client, args: argparse.Namespace) -> int:
     if args.wait:
         watch.wait_for(client, uid, ENDED, WAIT_SECONDS, _told(args))
         run = client.run(uid)
-    _show(args, run, lambda: tables.run_table(run, time.time()))
+    show_answer(args, run, lambda: tables.run_table(run, time.time()))
     if args.wait and run["status"] not in ENDED:
         raise ClientError(f"run {uid} is still {run['status']} after {WAIT_SECONDS:.0f} s")
     return 0
@@ -154,7 +154,7 @@ def _stop_experiment(client: Client, args: argparse.Namespace) -> int:
         for run in list(client.runs(experiment=args.experiment, limit=ALL)):
             if watch.wait_for(client, run["uid"], ENDED, WAIT_SECONDS, _told(args)) not in ENDED:
                 late.append(run["uid"])
-    _show(args, stopped, lambda: f"{stopped['runs']} runs were asked to stop")
+    show_answer(args, stopped, lambda: f"{stopped['runs']} runs were asked to stop")
     if late:
         raise ClientError(f"after {WAIT_SECONDS:.0f} s each, these runs have not ended: {', '.join(late)}")
     return 0
@@ -183,7 +183,7 @@ def edit(client: Client, args: argparse.Namespace) -> int:
     if all(change is None for change in changes.values()):
         raise UsageError("give what to change: --name, --notes, --experiment, --tag or --untag")
     run = client.edit(uid, **changes, based_on=based_on)
-    _show(args, run, lambda: tables.run_table(run, time.time()))
+    show_answer(args, run, lambda: tables.run_table(run, time.time()))
     return 0
 
 
@@ -191,7 +191,7 @@ def archive(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs archive`"""
     uid = client.find(args.run)
     run = client.unarchive(uid) if args.undo else client.archive(uid)
-    _show(args, run, lambda: tables.run_table(run, time.time()))
+    show_answer(args, run, lambda: tables.run_table(run, time.time()))
     return 0
 
 
@@ -214,7 +214,7 @@ def logs(client: Client, args: argparse.Namespace) -> int:
     attempt = args.attempt or _newest_attempt(client, uid)
     if args.list:
         files = client.logs(uid, attempt)
-        _show(args, files, lambda: tables.logs_table(files, time.time()))
+        show_answer(args, files, lambda: tables.logs_table(files, time.time()))
         return 0
     watch.show_log(client, uid, attempt, args.file, args.tail, args.follow, args.json, sys.stdout)
     return 0
@@ -227,7 +227,7 @@ def compare(client: Client, args: argparse.Namespace) -> int:
         raise UsageError("two runs at least are compared")
     comparison = client.compare(uids, points=args.points if args.json else LEAST_POINTS)
     difference = client.config_difference(uids[0], uids[1]) if len(uids) == 2 else None
-    _show(args, {"comparison": comparison, "config": difference}, lambda: tables.comparison_table(comparison))
+    show_answer(args, {"comparison": comparison, "config": difference}, lambda: tables.comparison_table(comparison))
     if difference is not None and not args.json:
         console().print()
         console().print(tables.differences_table(difference, [one["run"]["name"] for one in comparison["runs"]]))
@@ -271,7 +271,7 @@ def files(client: Client, args: argparse.Namespace) -> int:
     found = client.files(uid, attempt)
     if args.kind:
         found["files"] = [file for file in found["files"] if file["kind"] in args.kind]
-    _show(args, found, lambda: tables.files_table(found, time.time()))
+    show_answer(args, found, lambda: tables.files_table(found, time.time()))
     return 0
 
 
@@ -287,14 +287,14 @@ def tokens(client: Client, args: argparse.Namespace) -> int:
         print(f"token {args.revoke} is revoked", file=sys.stderr)
     else:
         found = list(client.tokens(revoked=args.all))
-        _show(args, found, lambda: tables.tokens_table(found, time.time()))
+        show_answer(args, found, lambda: tables.tokens_table(found, time.time()))
     return 0
 
 
 def audit(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs audit`"""
     found = list(client.audit(name=args.name, text=args.text, limit=args.limit))
-    _show(args, found, lambda: tables.audit_table(found))
+    show_answer(args, found, lambda: tables.audit_table(found))
     return 0
 
 
@@ -388,7 +388,8 @@ def _told(args: argparse.Namespace) -> Callable[[str], None]:
     return lambda status: None if args.json else print(f"the run is {status}", file=sys.stderr)
 
 
-def _show(args: argparse.Namespace, content: Any, table: Callable[[], RenderableType]) -> None:
+def show_answer(args: argparse.Namespace, content: Any, table: Callable[[], RenderableType]) -> None:
+    """Print the server's JSON with --json, else the table."""
     if args.json:
         print(json.dumps(content, indent=2))
     else:

@@ -53,11 +53,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _list(commands)
-    one = _command(commands, "show", actions.show, "everything about one run", "rhyme runs show last")
+    one = add_command(commands, "show", actions.show, "everything about one run", "rhyme runs show last")
     _run(one)
     _start(commands)
     _sweep(commands)
-    stopping = _command(
+    stopping = add_command(
         commands,
         "stop",
         actions.stop,
@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     stopping.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of the id, name, or 'last'")
     stopping.add_argument("--experiment", metavar="NAME", help="all its runs that have not ended, such as a sweep's")
     stopping.add_argument("--wait", action="store_true", help="return when it has ended")
-    resuming = _command(
+    resuming = add_command(
         commands, "resume", actions.resume, "go on with a run from its last checkpoint", "rhyme runs resume math-7b -f"
     )
     _run(resuming)
@@ -76,14 +76,14 @@ def build_parser() -> argparse.ArgumentParser:
     _clone(commands)
     _edit(commands)
     _logs(commands)
-    comparing = _command(
+    comparing = add_command(
         commands, "compare", actions.compare, "figures of runs side by side", "rhyme runs compare baseline last"
     )
     comparing.add_argument("run", nargs="+", metavar="RUN", help="2 to 8 runs; ratios are to the first")
     comparing.add_argument("--points", type=int, default=500, metavar="N", help="with --json: points of each curve")
     _files(commands)
     _export(commands)
-    importing = _command(
+    importing = add_command(
         commands,
         "import",
         actions.import_run,
@@ -92,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     importing.add_argument("directory", metavar="RUN_DIRECTORY", help="its path there")
     _access(commands)
-    keeping = _command(
+    keeping = add_command(
         commands,
         "login",
         None,
@@ -106,13 +106,19 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run one command; its exit code."""
     args = build_parser().parse_args(argv)
+    return perform(args, "rhyme runs")
+
+
+def perform(args: argparse.Namespace, command: str) -> int:
+    """Run the action of parsed arguments of `command`; its exit code."""
     try:
         if args.action is None:
             return login(args.address)
         with Client(args.server, token_file=args.token_file) as client:
             return int(args.action(client, args))
     except ClientError as error:
-        return _said(error, exit_code(error))
+        print(f"{command}: {without_controls(' '.join(str(error).split()))}", file=sys.stderr)
+        return exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
 
@@ -184,18 +190,14 @@ def _local_code(settings: ServeSettings) -> tuple[str, str]:
         raise AccessError(str(error)) from error
 
 
-def _said(error: Exception, code: int) -> int:
-    print(f"rhyme runs: {without_controls(' '.join(str(error).split()))}", file=sys.stderr)
-    return code
-
-
-def _command(
+def add_command(
     commands: argparse._SubParsersAction[Parser],
     name: str,
     action: Action | None,
     help: str,
     example: str,
 ) -> argparse.ArgumentParser:
+    """Add a command with the options that all of them have."""
     parser = commands.add_parser(
         name,
         help=help,
@@ -219,7 +221,7 @@ def _follow(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "list",
         actions.list_runs,
@@ -244,11 +246,11 @@ def _list(commands: argparse._SubParsersAction[Parser]) -> None:
         "--sort", default="created_at", metavar="COLUMN", help="created_at (default), reward, metric.NAME, ..."
     )
     parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
-    parser.add_argument("--limit", type=_count, default=50, metavar="N", help="at most this many (default: 50)")
+    parser.add_argument("--limit", type=count, default=50, metavar="N", help="at most this many (default: 50)")
 
 
 def _start(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "start",
         actions.start,
@@ -266,7 +268,7 @@ def _start(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _sweep(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "sweep",
         actions.sweep,
@@ -282,7 +284,7 @@ def _sweep(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="GROUP.OPTION=VALUES",
         help="values V1,V2,... of an option; with --count also a range LOW..HIGH or log:LOW..HIGH (repeat for several)",
     )
-    parser.add_argument("--count", type=_count, metavar="N", help="N random draws; without it every combination")
+    parser.add_argument("--count", type=count, metavar="N", help="N random draws; without it every combination")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random draws (default: 0)")
     parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="of all runs (repeat for several)")
     parser.add_argument("--notes", default="", metavar="TEXT", help="of all its runs")
@@ -293,7 +295,7 @@ def _sweep(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _clone(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "clone",
         actions.clone,
@@ -310,7 +312,7 @@ def _clone(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _edit(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "edit",
         actions.edit,
@@ -323,12 +325,12 @@ def _edit(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--experiment", metavar="NAME", help="an existing experiment, or '' for none")
     parser.add_argument("--tag", action="append", metavar="TAG", help="add a tag (repeat for several)")
     parser.add_argument("--untag", action="append", metavar="TAG", help="remove a tag (repeat for several)")
-    hiding = _command(
+    hiding = add_command(
         commands, "archive", actions.archive, "hide a run from the list, or show it again", "rhyme runs archive last"
     )
     _run(hiding)
     hiding.add_argument("--undo", action="store_true", help="show it in the list again")
-    removing = _command(
+    removing = add_command(
         commands,
         "delete",
         actions.delete,
@@ -357,7 +359,7 @@ def _set(parser: argparse.ArgumentParser) -> None:
 
 
 def _logs(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "logs",
         actions.logs,
@@ -366,7 +368,7 @@ def _logs(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     _run(parser)
     _follow(parser)
-    parser.add_argument("--tail", type=_count, default=200, metavar="N", help="begin with the last N lines (200)")
+    parser.add_argument("--tail", type=count, default=200, metavar="N", help="begin with the last N lines (200)")
     parser.add_argument("--list", action="store_true", help="which log files there are")
     parser.add_argument(
         "--file",
@@ -374,11 +376,11 @@ def _logs(commands: argparse._SubParsersAction[Parser]) -> None:
         help="show this log file; its control characters, also colours, are written out as in \\x1b[31m, in a file or "
         "pipe too, and --json has them as they are",
     )
-    parser.add_argument("--attempt", type=_count, metavar="N", help="of this attempt (default: the newest)")
+    parser.add_argument("--attempt", type=count, metavar="N", help="of this attempt (default: the newest)")
 
 
 def _files(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "files",
         actions.files,
@@ -395,11 +397,11 @@ def _files(commands: argparse._SubParsersAction[Parser]) -> None:
         help="only these (repeat for several); an archive has record, logs and samples by default",
     )
     parser.add_argument("--output", metavar="FILE", help="write an archive (.tar.gz) of the files")
-    parser.add_argument("--attempt", type=_count, metavar="N", help="of this attempt (default: the newest)")
+    parser.add_argument("--attempt", type=count, metavar="N", help="of this attempt (default: the newest)")
 
 
 def _export(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "export",
         actions.export,
@@ -422,7 +424,7 @@ def _export(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _access(commands: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "tokens",
         actions.tokens,
@@ -431,11 +433,11 @@ def _access(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--make", metavar="NAME", help="make a token; it is printed once")
-    one.add_argument("--revoke", type=_count, metavar="ID", help="end a token, and the browser sessions that it opened")
+    one.add_argument("--revoke", type=count, metavar="ID", help="end a token, and the browser sessions that it opened")
     one.add_argument("--all", action="store_true", help="show revoked and expired tokens too")
     parser.add_argument("--role", default="viewer", choices=("viewer", "operator", "reporter"), help="of a new token")
     parser.add_argument("--days", type=float, metavar="N", help="a new token works for so long (default: no end)")
-    parser = _command(
+    parser = add_command(
         commands,
         "audit",
         actions.audit,
@@ -444,10 +446,11 @@ def _access(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("--name", default="", metavar="TOKEN", help="only by the holder of this token")
     parser.add_argument("--text", default="", metavar="TEXT", help="only with this text in action or target")
-    parser.add_argument("--limit", type=_count, default=50, metavar="N", help="the newest N (default: 50)")
+    parser.add_argument("--limit", type=count, default=50, metavar="N", help="the newest N (default: 50)")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Return a number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")

@@ -96,6 +96,27 @@ def audit_table(entries: Sequence[Json]) -> Table:
     return table
 
 
+def webhooks_table(webhooks: Sequence[Json]) -> Table:
+    """Build the table of webhooks; an event that has a limit shows it."""
+    table = _table("id", "name", "form", "events", "address")
+    limits = {"stalled": "stalled_minutes", "reward_fell": "reward_fall", "engine_idle": "idle_percent"}
+    for webhook in webhooks:
+        events = (f"{one} {webhook.get(limits[one])}" if one in limits else one for one in webhook.get("events") or [])
+        cells = (webhook.get("id"), webhook.get("name"), webhook.get("form"), ", ".join(events), webhook.get("url"))
+        _row(table, *map(text, cells))
+    return table
+
+
+def deliveries_table(deliveries: Sequence[Json]) -> Table:
+    """Build the table of messages of webhooks; one that was not taken shows why."""
+    table = _table("when", "webhook", "state", "tries", "message")
+    for one in deliveries:
+        said = f"{one.get('text')} ({one['error']})" if one.get("error") else one.get("text")
+        cells = (_date(one.get("created_at")), one.get("webhook"), one.get("state"), one.get("tries"), said)
+        _row(table, *map(text, cells))
+    return table
+
+
 def run_table(run: Json, now: float) -> Table:
     """Build the table of one run, with a line for each known value."""
     table = Table(box=None, show_header=False, pad_edge=False)

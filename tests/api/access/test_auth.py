@@ -44,7 +44,7 @@ def routes(app: Any) -> Iterator[tuple[str, str]]:
 
 def filled(path: str) -> str:
     values = {"{uid}": "a" * 16, "{number}": "1", "{step}": "1", "{table}": "steps", "{name:path}": "x.log"}
-    values |= {"{token_id}": "1", "{experiment_id}": "1"}
+    values |= {"{token_id}": "1", "{experiment_id}": "1", "{webhook_id}": "1"}
     for name, value in values.items():
         path = path.replace(name, value)
     assert "{" not in path, f"tell this test what to put into {path}"

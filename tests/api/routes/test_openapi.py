@@ -16,6 +16,7 @@ from schemathesis import GenerationMode
 from schemathesis.core.failures import AcceptedNegativeData, Failure, FailureGroup
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from rhyme_openrlhf.api.store.webhooks import MOST_WEBHOOKS
 from tests.api.routes.wire_values import reads_right, valid
 
 # About a minute for all operations together, on both stores.
@@ -30,7 +31,11 @@ BY_MEANING = {
     # Arguments in the right form may still name no option, or lack one.
     "POST /api/v1/specs/command",
     "POST /api/v1/tokens",
+    # An address that has the right form may still name no host.
+    "POST /api/v1/webhooks",
 }
+# The numbers that webhooks with made-up addresses may have; 1 is the fixture's.
+MADE_UP = range(2, MOST_WEBHOOKS + 1)
 # Streams do not end by themselves; their tests read them over a socket.
 STREAMS = r"stream|/live/"
 
@@ -49,6 +54,9 @@ def services(make_api: Any, record: Any, request: pytest.FixtureRequest, starts_
         api.announce()
         api.send(record())
         api.operator.post("/api/v1/experiments", json={"name": "ablation"})
+        # Nobody listens there.
+        hook = {"name": "team", "url": "http://127.0.0.1:9/", "events": ["failed"]}
+        api.operator.post("/api/v1/webhooks", json=hook)
         found.append(api)
     return found
 
@@ -147,6 +155,9 @@ def test_every_operation_answers_as_described(described: Any, services: list[Any
                 called += 1
                 # The operator's own token must outlive the test.
                 if case.path_parameters and case.path_parameters.get("token_id") in range(4):
+                    return
+                # A test of a webhook whose address was made up would leave this machine.
+                if case.operation.path.endswith("/test") and case.path_parameters.get("webhook_id") in MADE_UP:
                     return
                 meant = not {"cursor", "filter"}.isdisjoint(case.query) or case.operation.label in BY_MEANING
                 excluded = [positive_data_acceptance] if meant else []

@@ -18,6 +18,7 @@ pytest.importorskip("rhyme_openrlhf.api.app")
 
 
 from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.cli.runs import webhooks
 from rhyme_openrlhf.cli.runs.command import build_parser, main
 from rhyme_openrlhf.client import client as client_module
 from rhyme_openrlhf.telemetry import reporter as reporter_module
@@ -27,6 +28,7 @@ from rhyme_openrlhf.telemetry.events import (
     RunFinished,
 )
 from rhyme_openrlhf.telemetry.reporter import Reporter, read_report
+from tests.api.webhooks.receivers import receiving
 from tests.cli.runs.running_service import DEADLINE_S, RUN_STARTED, Rhyme, Service, answer, write_steps
 from tests.telemetry.control_server import make_run
 
@@ -439,3 +441,33 @@ def test_a_sweep_is_started_listed_and_stopped(rhyme: Rhyme) -> None:
     code, _, err = rhyme("stop", "--experiment", "nothing")
     assert code == 1 and "there is no experiment" in err
     assert rhyme("stop")[0] == 2
+
+
+def test_webhooks_are_made_tested_listed_and_deleted(
+    rhyme: Rhyme, service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hooks(*argv: str) -> tuple[int, str, str]:
+        code = webhooks.main(list(argv))
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    with receiving() as receiver:
+        given = ("--event", "failed", "--event", "stalled", "--stalled-minutes", "20")
+        code, out, err = hooks("add", "team", receiver.url, *given)
+        assert code == 0 and out.startswith("whsec_") and "only this once" in err
+        (hook,) = json.loads(hooks("list", "--json")[1])
+        assert (hook["events"], hook["stalled_minutes"], hook["form"]) == (["failed", "stalled"], 20, "json")
+        assert "failed, stalled 20" in " ".join(hooks("list")[1].split())
+        number = str(hook["id"])
+        assert hooks("test", number)[0] == 0 and receiver.verified(out.strip())
+        receiver.answer = b"HTTP/1.1 500 x\r\nContent-Length: 0\r\n\r\n"
+        code, _, err = hooks("test", number)
+        assert code == 1 and err == f"rhyme webhooks: webhook {number}: it answered 500\n"
+    assert [one["state"] for one in json.loads(hooks("log", "--webhook", number, "--json")[1])] == [
+        "failed",
+        "delivered",
+    ]
+    assert "it answered 500" in " ".join(hooks("log")[1].split())
+    assert hooks("delete", number)[0] == 0 and hooks("delete", number)[0] == 1
+    code, _, err = hooks("add", "team", "ftp://x", "--event", "failed")
+    assert code == 1 and "http" in err

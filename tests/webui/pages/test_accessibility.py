@@ -41,6 +41,7 @@ PAGES = (
     "/compare?run={uid}&run={moving}",
     "/cluster",
     "/settings",
+    "/webhooks",
 )
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 

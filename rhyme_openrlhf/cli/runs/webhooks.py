@@ -1,0 +1,103 @@
+"""`rhyme webhooks`: rules by which a control plane sends messages about runs to other services."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from rhyme_openrlhf.cli.runs import tables
+from rhyme_openrlhf.cli.runs.actions import show_answer
+from rhyme_openrlhf.cli.runs.command import add_command, count, perform
+from rhyme_openrlhf.client import Client, ClientError
+from rhyme_openrlhf.settings.options import Parser
+
+EVENTS = ("failed", "finished", "stalled", "reward_fell", "engine_idle")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser; each command's `action` is in its defaults."""
+    parser = Parser(
+        prog="rhyme webhooks",
+        description="Have messages about runs sent to Slack or another service, by a control plane (rhyme serve).",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_command(commands, "list", show, "the webhooks", "rhyme webhooks list")
+    adding = add_command(
+        commands,
+        "add",
+        add,
+        "make a webhook; the secret that signs its messages is printed once",
+        "rhyme webhooks add team https://example.org/hook --event failed --event stalled --stalled-minutes 20\n"
+        "  rhyme webhooks add slack https://hooks.slack.com/services/... --form slack --event failed --event finished",
+    )
+    adding.add_argument("name", metavar="NAME", help="for people")
+    adding.add_argument("url", metavar="URL", help="where messages are posted to")
+    adding.add_argument("--event", action="append", required=True, choices=EVENTS, help="about these (repeat)")
+    adding.add_argument("--form", default="json", choices=("json", "slack"), help="of its messages (default: json)")
+    adding.add_argument(
+        "--stalled-minutes", type=float, default=30, metavar="N", help="minutes in which a run did nothing (30)"
+    )
+    adding.add_argument(
+        "--reward-fall", type=float, default=0.1, metavar="X", help="how far the reward is below its best (0.1)"
+    )
+    adding.add_argument(
+        "--idle-percent", type=float, default=50, metavar="X", help="engines idle above X %% of the rollouts (50)"
+    )
+    for name, action, help in (
+        ("test", test, "send a test message now, and say how that went"),
+        ("delete", delete, "delete a webhook with its messages"),
+    ):
+        one = add_command(commands, name, action, help, f"rhyme webhooks {name} 3")
+        one.add_argument("webhook", type=count, metavar="ID", help="of `rhyme webhooks list`")
+    logging = add_command(
+        commands, "log", log, "messages that were sent, wait, or were given up", "rhyme webhooks log --webhook 3"
+    )
+    logging.add_argument("--webhook", type=count, metavar="ID", help="only of this webhook")
+    logging.add_argument("--limit", type=count, default=50, metavar="N", help="the newest N (default: 50)")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; its exit code."""
+    return perform(build_parser().parse_args(argv), "rhyme webhooks")
+
+
+def show(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme webhooks list`"""
+    found = list(client.webhooks())
+    show_answer(args, found, lambda: tables.webhooks_table(found))
+    return 0
+
+
+def add(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme webhooks add`"""
+    limits = {name: getattr(args, name) for name in ("stalled_minutes", "reward_fall", "idle_percent")}
+    made = client.make_webhook(args.name, args.url, args.event, form=args.form, **limits)
+    # The secret alone on standard output, so that it goes into a file.
+    print(json.dumps(made, indent=2) if args.json else made["secret"])
+    print(f"webhook {made['id']} is made; its secret is shown only this once", file=sys.stderr)
+    return 0
+
+
+def test(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme webhooks test`"""
+    sent = client.test_webhook(args.webhook)
+    show_answer(args, sent, lambda: tables.deliveries_table([sent]))
+    if sent["state"] != "delivered":
+        raise ClientError(f"webhook {args.webhook}: {sent['error']}")
+    return 0
+
+
+def delete(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme webhooks delete`"""
+    client.delete_webhook(args.webhook)
+    print(f"webhook {args.webhook} is deleted", file=sys.stderr)
+    return 0
+
+
+def log(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme webhooks log`"""
+    found = list(client.deliveries(webhook=args.webhook, limit=args.limit))
+    show_answer(args, found, lambda: tables.deliveries_table(found))
+    return 0
