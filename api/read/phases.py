@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, select, type_coerce
 from sqlalchemy.orm import Session
@@ -16,7 +15,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.store.models import Attempt, Run, RunParameter
 from rhyme_openrlhf.api.store.record import RawEvent, of_kinds
 from rhyme_openrlhf.api.store.status import RunStatus
-from rhyme_openrlhf.telemetry.event_json import parse
+from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import (
     Measuring,
     ProcessReady,
@@ -110,12 +109,15 @@ def _last(session: Session, conditions: Sequence[ColumnElement[bool]], kind: str
 
 
 def _parsed(rows: Sequence[RawEvent]) -> list[Recorded]:
-    """Return each event once, in the order of arrival."""
+    """Return each event once, in the order of arrival; without those that an earlier version has stored otherwise."""
     unique: dict[int, RawEvent] = {row.id: row for row in rows}
-    found = (parse(_json(unique[number])) for number in sorted(unique))
+    found = (_parse(unique[number]) for number in sorted(unique))
     return [recorded for recorded in found if recorded is not None]
 
 
-def _json(row: RawEvent) -> dict[str, Any]:
+def _parse(row: RawEvent) -> Recorded | None:
     envelope = {"kind": row.kind, "time": row.time, "source": row.source, "sequence": row.sequence}
-    return {**json.loads(row.body), **envelope}
+    try:
+        return parse({**json.loads(row.body), **envelope})
+    except EventError:
+        return None
