@@ -8,7 +8,8 @@ Read in this order:
 4. `services` is what every process knows of the run; `recorder` is the actor to which all processes send events.
 5. `run_directory` makes a run's directory and names its files; `event_log` is the record in it.
 6. `samples` keeps responses and their lengths.
-7. `progress` shows a run on the terminal, as `progress_state` says; `wording` writes figures.
+7. `phase` says what a run does now; `progress` shows a run on the terminal, as `progress_state` says; `wording`
+   writes figures.
 8. `summary` says what a run did; `figure_page` writes figures as a page.
 9. `reporter` sends events to a control plane: `batches` decides, `control_connection` connects.
 

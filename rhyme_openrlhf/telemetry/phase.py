@@ -132,6 +132,8 @@ class _Walk:
         elif isinstance(event, ProcessReady):
             self._process_ready(event.name, at)
         elif isinstance(event, Measuring):
+            # Engines are measured when all have started; their own events come with the next look at them.
+            self._end(at, ENGINES)
             self._drop(PREPARING)
             phase = self.open.get(MEASURING, Phase(MEASURING, at))
             self.open[MEASURING] = replace(phase, done=event.done, total=event.total)

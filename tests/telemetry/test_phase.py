@@ -65,6 +65,8 @@ def test_a_run_without_events_starts_ray() -> None:
         ([RUN, *READY], ["preparing the first rollout"]),
         ([RUN, *READY, ProcessReady("engine 2")], ["preparing the first rollout"]),
         ([RUN, *READY, Measuring(0, 9), Measuring(4, 9)], ["measuring: 4 of 9 points"]),
+        # An engine that is measured has started, and is found to be ready only later.
+        ([RUN, READY[2], Measuring(4, 9), READY[0]], ["measuring: 4 of 9 points"]),
         ([RUN, *READY, Measuring(4, 9), Measuring(9, 9)], ["preparing the first rollout"]),
         # A record of an older writer says nothing of what starts.
         ([RUN, RolloutStarted(1, 1, 12, 96)], ["generating step 1: 0 of 96 samples"]),
