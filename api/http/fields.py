@@ -23,6 +23,7 @@ RunUid = Annotated[
     Path(alias="uid", pattern=rf"^[0-9a-f]{{{UID_LENGTH}}}$", description="The run.", examples=["0f3a5b7c9d1e2f40"]),
 ]
 AttemptNumber = Annotated[int, Path(ge=1, le=INT32, description="Attempts count from 1.")]
+ExperimentId = Annotated[int, Path(ge=1, le=INT32)]
 StepNumber = Annotated[int, Path(ge=0, le=INT32)]
 
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="Most rows of the page.")]

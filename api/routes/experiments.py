@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
-from pydantic import BaseModel, ConfigDict
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
-from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit, created_at
+from rhyme_openrlhf.api.http.fields import PAGE, Cursor, ExperimentId, Limit, created_at
 from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.read.curves import MOST_POINTS
+from rhyme_openrlhf.api.read.groups import MOST_RUNS, MOST_VALUES, SEED, figures_of, grouped, runs_of
 from rhyme_openrlhf.api.read.pagination import Order
 from rhyme_openrlhf.api.read.run_json import entity_tag
 from rhyme_openrlhf.api.read.runs import page_of
-from rhyme_openrlhf.api.store.bounds import INT32, Body, Name, Notes
-from rhyme_openrlhf.api.store.lookup import NotFoundError
+from rhyme_openrlhf.api.routes.series import DEFAULT_NAMES, Names, split_names
+from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, View
+from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.models import Experiment, Run
+from rhyme_openrlhf.api.store.parameters import settings_of
 
 router = APIRouter(prefix="/experiments", tags=["experiments"], responses=documented(401, 403, 422, 429, 503))
 
 NAME_TAKEN = "an experiment with this name already exists"
-ExperimentId = Annotated[int, Path(ge=1, le=INT32)]
 
 
 class ExperimentView(BaseModel):
@@ -62,6 +65,60 @@ class ExperimentChange(Body):
     description: Notes | None = None
 
 
+class SpreadView(View):
+    """Mean and standard deviation of a value over `runs` runs, those that have one."""
+
+    runs: int
+    mean: float | None
+    deviation: float | None = Field(description="Null for fewer than two runs.")
+
+
+class MeanCurveView(View):
+    """The mean of the runs that have a value at step `x`, their number, and mean minus and plus standard deviation."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    runs: list[int]
+
+
+class GroupFigureView(View):
+    """A curve of a group's runs."""
+
+    name: str
+    final: SpreadView = Field(description="Of the last values.")
+    best: SpreadView = Field(description="Of the highest values; of the lowest for losses, times and bubbles.")
+    curve: MeanCurveView | None = Field(description="Null unless `points` asks for it.")
+
+
+class GroupedRun(BaseModel):
+    """A run of a group."""
+
+    uid: str
+    name: str
+    status: str
+    seed: Any = Field(description="Its `train.seed`; null if it is not recorded yet.")
+
+
+class GroupView(BaseModel):
+    """Runs whose settings are equal but for the seed."""
+
+    options: dict[str, Any] = Field(
+        description="The settings in which groups differ; one that is missing has its default."
+    )
+    runs: list[GroupedRun]
+    figures: list[GroupFigureView]
+
+
+class Groups(BaseModel):
+    """The groups of an experiment, in the order of their first runs."""
+
+    experiment: int
+    groups: list[GroupView]
+    truncated: bool = Field(description=f"True if older runs than the newest {MOST_RUNS} were left out.")
+
+
 @router.get("", summary="List experiments")
 def list_experiments(
     who: auth.Viewer, service: ServiceDep, limit: Limit = PAGE, cursor: Cursor = None
@@ -80,7 +137,40 @@ def get_experiment(
 ) -> ExperimentView:
     """Return an experiment."""
     with service.database.reading() as session:
-        return _tagged(session, _find(session, experiment_id), response)
+        return _tagged(session, find_experiment(session, experiment_id), response)
+
+
+@router.get("/{experiment_id}/groups", responses=documented(404), summary="Groups of runs")
+def get_groups(
+    experiment_id: ExperimentId,
+    who: auth.Viewer,
+    service: ServiceDep,
+    names: Names = DEFAULT_NAMES,
+    points: Annotated[
+        int, Query(ge=0, le=MOST_POINTS, description="Most points of a mean curve, fewer in many groups; 0: no curves.")
+    ] = 0,
+) -> Groups:
+    """Group the experiment's runs whose settings are equal but for the seed, with mean and spread over them.
+
+    Archived runs are left out.
+    """
+    wanted = split_names(names)
+    with service.database.reading() as session:
+        runs, truncated = runs_of(session, find_experiment(session, experiment_id).id)
+        groups = grouped(runs)
+        points = min(points, MOST_VALUES // max(1, len(groups) * len(wanted)))
+        found = [
+            GroupView(
+                options=group.options,
+                runs=[
+                    GroupedRun(uid=run.uid, name=run.name, status=run.status, seed=settings_of(run).get(SEED))
+                    for run in group.runs
+                ],
+                figures=[GroupFigureView.model_validate(one) for one in figures_of(session, group, wanted, points)],
+            )
+            for group in groups
+        ]
+        return Groups(experiment=experiment_id, groups=found, truncated=truncated)
 
 
 @router.post("", status_code=201, responses=documented(409), summary="Create an experiment")
@@ -109,7 +199,7 @@ def change_experiment(
     """Change the name or the description; with If-Match only if nobody else has changed them meanwhile."""
     try:
         with service.database.writing() as session:
-            row = _find(session, experiment_id, lock=True)
+            row = find_experiment(session, experiment_id, lock=True)
             require_match(if_match, entity_tag(row.name, row.description))
             if body.name is not None:
                 row.name = body.name
@@ -125,17 +215,10 @@ def change_experiment(
 def delete_experiment(experiment_id: ExperimentId, who: auth.Operator, service: ServiceDep) -> Response:
     """Delete an experiment; its runs stay, without an experiment."""
     with service.database.writing() as session:
-        row = _find(session, experiment_id)
+        row = find_experiment(session, experiment_id)
         session.execute(update(Run).where(Run.experiment_id == row.id).values(experiment_id=None))
         session.delete(row)
     return Response(status_code=204)
-
-
-def _find(session: Session, experiment_id: int, lock: bool = False) -> Experiment:
-    row = session.get(Experiment, experiment_id, with_for_update=lock)
-    if row is None:
-        raise NotFoundError("experiment", experiment_id)
-    return row
 
 
 def _run_counts(session: Session, ids: list[int]) -> dict[int, int]:

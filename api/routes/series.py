@@ -27,6 +27,7 @@ router = APIRouter(tags=["series"], responses=documented(401, 403, 404, 422, 429
 
 # Most curves per request.
 MAX_NAMES = 32
+DEFAULT_NAMES = "reward,tokens_per_second"
 # Default intervals per response: about 2 MB of JSON.
 INTERVALS = 5000
 MOST_INTERVALS = 20_000
@@ -155,7 +156,7 @@ def get_series(
     """Return down-sampled curves that keep the extremes of every stretch; an unknown name gives an empty curve."""
     # No snapshot: one statement, or two with another axis than steps. Steps that the second lacks are left out.
     with service.database.reading(snapshot=False) as session:
-        found = curves(session, uid, _split(names), from_step, to_step, points, axis, smooth)
+        found = curves(session, uid, split_names(names), from_step, to_step, points, axis, smooth)
     return SeriesView(run=uid, axis=axis, curves=[_curve(curve) for curve in found])
 
 
@@ -181,7 +182,7 @@ def compare(
     who: auth.Viewer,
     service: ServiceDep,
     run: Annotated[list[UidText], Query(min_length=2, max_length=MAX_COMPARED, description="2 to 8 runs.")],
-    names: Names = "reward,tokens_per_second",
+    names: Names = DEFAULT_NAMES,
     points: Points = POINTS,
     axis: Axis = "step",
     smooth: Smooth = 0.0,
@@ -193,7 +194,7 @@ def compare(
             row = find_run(session, uid)
             figures = figures_of(session, row)
             first = compared[0].figures if compared else figures
-            found = curves(session, row.uid, _split(names), 0, INT32, points, axis, smooth)
+            found = curves(session, row.uid, split_names(names), 0, INT32, points, axis, smooth)
             compared.append(
                 Compared(
                     run=_summary(session, row),
@@ -219,7 +220,8 @@ def config_diff(
     return ConfigDiff(a=a, b=b, differences=differences)
 
 
-def _split(names: str) -> list[str]:
+def split_names(names: str) -> list[str]:
+    """Return the different names of a request."""
     found = list(dict.fromkeys(name for name in names.split(",") if name))
     if len(found) > MAX_NAMES:
         problem = FieldError(field="query.names", message=f"must name at most {MAX_NAMES} curves")

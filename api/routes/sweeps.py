@@ -10,14 +10,14 @@ import hashlib
 import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.launching import StartingDep
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
-from rhyme_openrlhf.api.http.fields import created_at
+from rhyme_openrlhf.api.http.fields import ExperimentId, created_at
 from rhyme_openrlhf.api.http.problems import documented
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import Launching
@@ -26,8 +26,8 @@ from rhyme_openrlhf.api.launch.spec_command import Command
 from rhyme_openrlhf.api.launch.sweep import MAX_RUNS, Configuration, Range, grid, random_list
 from rhyme_openrlhf.api.routes.launch import IdempotencyKey, RunName, as_problem, once_more_if_raced, read_request
 from rhyme_openrlhf.api.store.bounds import INT32, Body, Notes, Tags
-from rhyme_openrlhf.api.store.lookup import NotFoundError
-from rhyme_openrlhf.api.store.models import Experiment, Run
+from rhyme_openrlhf.api.store.lookup import find_experiment
+from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
 
 router = APIRouter(prefix="/sweeps", tags=["launching"], responses=documented(401, 403, 422, 429, 503))
@@ -126,11 +126,10 @@ def start_sweep(
 
 
 @router.post("/{experiment_id}/stop", responses=documented(404), summary="Stop the runs of an experiment")
-def stop_sweep(experiment_id: Annotated[int, Path(ge=1, le=INT32)], who: auth.Operator, service: ServiceDep) -> Stopped:
+def stop_sweep(experiment_id: ExperimentId, who: auth.Operator, service: ServiceDep) -> Stopped:
     """Ask every run of an experiment that has not ended to stop; those in the queue end at once."""
     with service.database.writing() as session:
-        if session.get(Experiment, experiment_id) is None:
-            raise NotFoundError("experiment", experiment_id)
+        find_experiment(session, experiment_id)
         query = select(Run.id).where(Run.experiment_id == experiment_id, Run.status.in_(PERHAPS_ACTIVE))
         ids = list(session.scalars(query.order_by(Run.id)))
         for run_id in ids:

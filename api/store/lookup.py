@@ -40,9 +40,11 @@ def find_attempt(session: Session, run: Run, number: int) -> Attempt:
     return attempt
 
 
-def find_experiment(session: Session, name: str) -> Experiment:
-    """Return an experiment. Raises NotFoundError."""
-    experiment = session.scalar(select(Experiment).where(Experiment.name == name))
+def find_experiment(session: Session, which: int | str, lock: bool = False) -> Experiment:
+    """Return the experiment with this id or name; `lock` as for `find_run`. Raises NotFoundError."""
+    column = Experiment.id if isinstance(which, int) else Experiment.name
+    query = select(Experiment).where(column == which)
+    experiment = session.scalar(query.with_for_update() if lock else query)
     if experiment is None:
-        raise NotFoundError("experiment named", name)
+        raise NotFoundError("experiment" if isinstance(which, int) else "experiment named", which)
     return experiment

@@ -90,6 +90,7 @@ class AsyncClient:
     start = sends(calls.start)
     sweep = sends(calls.sweep)
     experiments = lists(calls.experiments)
+    groups = sends(calls.groups)
     stop_experiment = sends(calls.stop_experiment)
     clone = sends(calls.clone)
     stop = sends(calls.stop)

@@ -180,6 +180,16 @@ def experiments() -> Call[models.Experiment]:
     return Call("GET", "/experiments", most=ALL)
 
 
+def groups(
+    number: int, names: Sequence[str] = ("reward", "tokens_per_second"), *, points: int = 0
+) -> Call[models.Groups]:
+    """Return groups of runs that are equal but for their seed, of the experiment with this id.
+
+    Each curve of `names` has mean and spread over the seeds. `points`: most points of a mean curve; 0: none are made.
+    """
+    return Call("GET", f"/experiments/{number}/groups", {"names": ",".join(names), "points": points})
+
+
 def stop_experiment(number: int) -> Call[dict[str, int]]:
     """Stop all runs of the experiment with this id that have not ended."""
     return Call("POST", f"/sweeps/{number}/stop")

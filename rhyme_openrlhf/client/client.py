@@ -95,6 +95,7 @@ class Client:
     start = sends(calls.start)
     sweep = sends(calls.sweep)
     experiments = lists(calls.experiments)
+    groups = sends(calls.groups)
     stop_experiment = sends(calls.stop_experiment)
     clone = sends(calls.clone)
     stop = sends(calls.stop)

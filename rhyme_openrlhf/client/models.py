@@ -93,6 +93,58 @@ class Experiment(TypedDict):
     runs: int
 
 
+class Spread(TypedDict):
+    """Mean and standard deviation of a value over `runs` runs; the deviation of fewer than two is None."""
+
+    runs: int
+    mean: float | None
+    deviation: float | None
+
+
+class MeanCurve(TypedDict):
+    """The mean over `runs` runs at step `x`, and the mean minus and plus the standard deviation."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    runs: list[int]
+
+
+class GroupFigure(TypedDict):
+    """A curve of a group: its runs' last and best values, and their mean curve if it was asked for."""
+
+    name: str
+    final: Spread
+    best: Spread
+    curve: MeanCurve | None
+
+
+class GroupedRun(TypedDict):
+    """A run of a group."""
+
+    uid: str
+    name: str
+    status: str
+    seed: Any
+
+
+class Group(TypedDict):
+    """Runs that are equal but for their seed; `options`: the settings in which groups differ."""
+
+    options: dict[str, Any]
+    runs: list[GroupedRun]
+    figures: list[GroupFigure]
+
+
+class Groups(TypedDict):
+    """The groups of an experiment; `truncated`: older runs were left out."""
+
+    experiment: int
+    groups: list[Group]
+    truncated: bool
+
+
 class SweptRun(TypedDict):
     """A run of a sweep, and the values of its options that differ."""
 

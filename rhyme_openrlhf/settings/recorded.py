@@ -9,6 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# Names and places of one run, so that two runs always differ in them.
+_OWN = (
+    "run.dir", "run.name", "ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir", "logger.wandb.run_name",
+    "history.spill_dir",
+)  # fmt: skip
+_OWN_GROUPS = ("control.",)
+
+
+def is_own(key: str) -> bool:
+    """Return True if `key` is a name or place that no two runs share."""
+    return key in _OWN or key.startswith(_OWN_GROUPS)
+
 
 def recorded_settings(config: Mapping[str, Any], spec: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return every recorded setting by its key, without machine and versions."""

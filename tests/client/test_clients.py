@@ -22,7 +22,9 @@ DESCRIBED = {
     "Series": "SeriesView", "LogFile": "LogFileView", "LogChunk": "LogChunk", "Compared": "Compared",
     "Comparison": "Comparison", "Difference": "Difference", "ConfigDiff": "ConfigDiff",
     "RunFile": "RunFileView", "RunFiles": "RunFiles", "ImportReceipt": "ImportReceipt", "Who": "Who",
-    "Experiment": "ExperimentView", "SweptRun": "SweptRun", "Sweep": "Sweep",
+    "Experiment": "ExperimentView", "SweptRun": "SweptRun",
+    "Spread": "SpreadView", "MeanCurve": "MeanCurveView", "GroupFigure": "GroupFigureView", "GroupedRun": "GroupedRun",
+    "Group": "GroupView", "Groups": "Groups", "Sweep": "Sweep",
     "Token": "TokenView", "IssuedToken": "IssuedToken", "AuditEntry": "AuditEntryView", "Phase": "PhaseView",
     "Webhook": "WebhookView", "IssuedWebhook": "IssuedWebhook", "Delivery": "DeliveryView",
 }  # fmt: skip

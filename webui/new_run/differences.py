@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.api.launch.schema import options
-from rhyme_openrlhf.webui.new_run.form import written
+from rhyme_openrlhf.webui.site.text import written
 
 UNSET = "not set"
 

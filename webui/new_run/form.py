@@ -14,6 +14,7 @@ from rhyme_openrlhf.api.launch.schema import TypedOption, options
 from rhyme_openrlhf.api.launch.spec import Arguments
 from rhyme_openrlhf.settings.features import GOALS, Feature
 from rhyme_openrlhf.webui.new_run.option_words import explained
+from rhyme_openrlhf.webui.site.text import written
 
 Kind = Literal["switch", "choice", "line", "block"]
 
@@ -221,16 +222,3 @@ def _switch(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]]) -> 
     value = arguments.get(option.group, {}).get(option.name, option.default)
     default = "on" if option.default else "off"
     return Field(option, "switch", "", default, explained(option), value != option.default, is_on=bool(value))
-
-
-def written(value: Any) -> str:
-    """Return a value as a user types it: lists separated by spaces, "" for None."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:.12g}"
-    if isinstance(value, (list, tuple)):
-        return " ".join(written(item) for item in value)
-    return str(value)

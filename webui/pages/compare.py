@@ -19,11 +19,12 @@ from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH, Metric
 from rhyme_openrlhf.api.store.status import ACTIVE
+from rhyme_openrlhf.settings.recorded import is_own
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, run_names
 from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
-from rhyme_openrlhf.webui.run.recorded_settings import is_own, rows_of
+from rhyme_openrlhf.webui.run.recorded_settings import rows_of
 from rhyme_openrlhf.webui.site import text
 
 router = APIRouter(include_in_schema=False)
@@ -66,8 +67,6 @@ _WRITTEN: dict[str, Callable[[float | None], str]] = {
     "share": text.percent,
     "count": text.number,
 }
-# SVG's dashes for Plotly's names.
-_DASHES = {"solid": "", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2", "longdash": "9 3", "longdashdot": "9 3 2 3"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _compared(session: Session, rows: list[Run]) -> dict[str, Any]:
             "run": row,
             "name": name,
             "color": palette.series_color(index),
-            "dash": _DASHES[palette.series_dash(index)],
+            "dash": palette.svg_dash(index),
             "cells": [_cell(measure, values[measure.name], figures[0][measure.name], index) for measure in MEASURES],
         }
         for index, (row, name, values) in enumerate(zip(rows, run_names(rows), figures, strict=True))

@@ -21,9 +21,10 @@ from rhyme_openrlhf.api.read.run_json import attempt_view, run_detail
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs, names_around
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import UID_LENGTH, Run
+from rhyme_openrlhf.settings.recorded import is_own
 from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.run.recorded_settings import commits_of, is_own, rows_of, sections
+from rhyme_openrlhf.webui.run.recorded_settings import commits_of, rows_of, sections
 
 router = APIRouter(include_in_schema=False)
 

@@ -1,4 +1,6 @@
-"""Figures as JSON: `/ui/runs/<uid>/figures/<name>` for one run, `/ui/figures/<name>?run=...` for several.
+"""Figures as JSON: `/ui/runs/<uid>/figures/<name>` for one run, `/ui/figures/<name>?run=...` for several runs.
+
+`/ui/experiments/<id>/figures/<name>` has those of an experiment.
 
 The query parameters are the figure's options.
 """
@@ -13,9 +15,10 @@ from pydantic import BaseModel, ValidationError
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
-from rhyme_openrlhf.api.http.fields import RunUid
-from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
+from rhyme_openrlhf.api.http.fields import ExperimentId, RunUid
+from rhyme_openrlhf.api.store.lookup import NotFoundError, find_experiment, find_run
 from rhyme_openrlhf.webui.figures.drawing.base import figure_json
+from rhyme_openrlhf.webui.figures.experiment import EXPERIMENT_FIGURES, ExperimentWindow, mean_curves
 from rhyme_openrlhf.webui.figures.one_run import RUN_FIGURES
 from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, RunsWindow
 from rhyme_openrlhf.webui.pages.rendering import HEADERS
@@ -46,6 +49,20 @@ def runs_figure(name: FigureName, request: Request, who: auth.Viewer, service: S
     options = read_options(RunsWindow, request)
     with service.database.reading() as session:
         drawn = figure.draw(session, options)
+    return Response(figure_json(drawn), media_type="application/json", headers=HEADERS)
+
+
+@router.get("/experiments/{experiment_id}/figures/{name}")
+def experiment_figure(
+    experiment_id: ExperimentId, name: FigureName, request: Request, who: auth.Viewer, service: ServiceDep
+) -> Response:
+    """Return one figure of an experiment, without a theme."""
+    figure = EXPERIMENT_FIGURES.get(name)
+    if figure is None:
+        raise NotFoundError("figure", name)
+    window = read_options(ExperimentWindow, request)
+    with service.database.reading() as session:
+        drawn = mean_curves(session, find_experiment(session, experiment_id).id, figure, window)
     return Response(figure_json(drawn), media_type="application/json", headers=HEADERS)
 
 

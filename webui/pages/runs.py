@@ -199,7 +199,7 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
         except QueryError as error:
             rows, following, problem = [], None, str(error)
         # Without rows, the page says whether the store is empty or the filter too narrow.
-        unfinished = _unfinished(session, asked.experiment) if asked.experiment and page.may_act else None
+        experiment = _experiment(session, asked.experiment) if asked.experiment else None
         any_run = bool(rows) or session.scalar(select(Run.id).limit(1)) is not None
         has_curves = any(column.name == "curve" for column in asked.shown)
         phases = start_phases(session, rows)
@@ -219,7 +219,7 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
         "next_url": link(cursor=following) if following else None,
         "first_url": link(cursor=None) if cursor else None,
         "any_run": any_run,
-        "unfinished": unfinished,
+        "experiment": experiment,
         "start_command": START_COMMAND,
         "piece_url": url_with("/ui/parts/runs", query, {}),
         "chips": [
@@ -229,16 +229,16 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
     }
 
 
-def _unfinished(session: Session, experiment: str) -> tuple[int, int] | None:
-    """Return an experiment's id and how many of its runs have not ended; None where all have."""
+def _experiment(session: Session, name: str) -> Any:
+    """Return an experiment's `id` and how many of its runs are `unfinished`; None if there is no such experiment."""
+    unfinished = func.count(Run.id).label("unfinished")
     query = (
-        select(Experiment.id, func.count())
-        .join(Run, Run.experiment_id == Experiment.id)
-        .where(Experiment.name == experiment, Run.status.in_(PERHAPS_ACTIVE))
+        select(Experiment.id, unfinished)
+        .outerjoin(Run, (Run.experiment_id == Experiment.id) & Run.status.in_(PERHAPS_ACTIVE))
+        .where(Experiment.name == name)
         .group_by(Experiment.id)
     )
-    found = session.execute(query).first()
-    return (found[0], found[1]) if found else None
+    return session.execute(query).first()
 
 
 def _head(column: Column, sort: str, direction: Direction, link: Any) -> Head:

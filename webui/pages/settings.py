@@ -23,8 +23,8 @@ from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.credentials import is_valid
 from rhyme_openrlhf.api.store.models import TARGET_LENGTH, AuditEntry, Run, Token
 from rhyme_openrlhf.settings.options import OPTION, Settings
-from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
+from rhyme_openrlhf.webui.site.text import written
 
 router = APIRouter(include_in_schema=False)
 

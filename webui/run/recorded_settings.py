@@ -12,12 +12,9 @@ from rhyme_openrlhf.api.launch.spec_command import from_argv
 from rhyme_openrlhf.api.read.comparison import GIT, differing
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.parameters import settings_of
-from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.new_run.option_words import explained
+from rhyme_openrlhf.webui.site.text import written
 
-# Settings that are unique to a run, so that two runs always differ in them.
-_OWN = ("run.dir", "run.name", "ckpt.path", "ckpt.output_dir", "logger.wandb.run_name")
-_OWN_GROUPS = ("control.",)
 # Checkouts whose commit is recorded (run/source_code.py).
 _CHECKOUTS = (("package", "rhyme-openrlhf"), ("directory", "folder it was started in"))
 
@@ -54,11 +51,6 @@ def commits_of(run: Run) -> list[Commit]:
             dirty = one.get("dirty")
             found.append(Commit(what, one["commit"], dirty if isinstance(dirty, bool) else None))
     return found
-
-
-def is_own(key: str) -> bool:
-    """Return True if `key` is a name or place that no two runs share."""
-    return key in _OWN or key.startswith(_OWN_GROUPS)
 
 
 def given_keys(run: Run) -> set[str]:

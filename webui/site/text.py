@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import Any
 
 from rhyme_openrlhf.telemetry import wording
 
@@ -63,6 +64,19 @@ def label(name: str) -> str:
 def is_value(value: float | None) -> bool:
     """Return True if there is a value to write."""
     return value is not None and math.isfinite(value)
+
+
+def written(value: Any) -> str:
+    """Return an option's value as a user types it: lists separated by spaces, "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, (list, tuple)):
+        return " ".join(written(item) for item in value)
+    return str(value)
 
 
 def number(value: float | None, digits: int | None = None) -> str:

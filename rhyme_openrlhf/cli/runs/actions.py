@@ -144,11 +144,26 @@ def stop(client: Client, args: argparse.Namespace) -> int:
     return 0
 
 
-def _stop_experiment(client: Client, args: argparse.Namespace) -> int:
-    number = next((one["id"] for one in client.experiments() if one["name"] == args.experiment), None)
+def groups(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme runs groups`"""
+    names = args.metric or ("reward", "tokens_per_second")
+    found = client.groups(_experiment(client, args.experiment), names, points=args.points if args.json else 0)
+    show_answer(args, found, lambda: tables.groups_table(found))
+    if found["truncated"]:
+        print("older runs of the experiment were left out", file=sys.stderr)
+    return 0
+
+
+def _experiment(client: Client, name: str) -> int:
+    """Return the id of an experiment. Raises ClientError."""
+    number = next((one["id"] for one in client.experiments() if one["name"] == name), None)
     if number is None:
-        raise ClientError(f"there is no experiment {args.experiment!r}")
-    stopped = client.stop_experiment(number)
+        raise ClientError(f"there is no experiment {name!r}")
+    return number
+
+
+def _stop_experiment(client: Client, args: argparse.Namespace) -> int:
+    stopped = client.stop_experiment(_experiment(client, args.experiment))
     late = []
     if args.wait:
         for run in list(client.runs(experiment=args.experiment, limit=ALL)):

@@ -81,6 +81,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     comparing.add_argument("run", nargs="+", metavar="RUN", help="2 to 8 runs; ratios are to the first")
     comparing.add_argument("--points", type=int, default=500, metavar="N", help="with --json: points of each curve")
+    grouping = add_command(
+        commands,
+        "groups",
+        actions.groups,
+        "an experiment's runs that are equal but for their seed, with mean and standard deviation over the seeds",
+        "rhyme runs groups lr\n  rhyme runs groups lr --metric reward --metric policy_loss",
+    )
+    grouping.add_argument("experiment", metavar="EXPERIMENT", help="its name")
+    grouping.add_argument(
+        "--metric",
+        action="append",
+        metavar="NAME",
+        help="of these (repeat; default: reward and tokens_per_second)",
+    )
+    grouping.add_argument("--points", type=int, default=0, metavar="N", help="with --json: points of each mean curve")
     _files(commands)
     _export(commands)
     importing = add_command(

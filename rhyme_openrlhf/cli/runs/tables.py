@@ -54,6 +54,26 @@ def runs_table(runs: Sequence[Json], now: float, columns: Sequence[str] = ()) ->
     return table
 
 
+def groups_table(found: Json) -> Table:
+    """Build the table of groups: options, number of runs, and last and best values over their seeds."""
+    groups = found.get("groups") or []
+    options = list(dict.fromkeys(name for group in groups for name in group.get("options") or {}))
+    figures = [one["name"] for one in groups[0]["figures"]] if groups else []
+    table = _table("runs", *options, *(f"{name}, {which}" for name in figures for which in ("last", "best")))
+    for group in groups:
+        values = group.get("options") or {}
+        spreads = (one[which] for one in group["figures"] for which in ("final", "best"))
+        cells = (value(values[name]) if name in values else "default" for name in options)
+        _row(table, str(len(group["runs"])), *cells, *map(spread, spreads))
+    return table
+
+
+def spread(of: Json) -> str:
+    """Return mean and standard deviation as `0.61 ± 0.02`."""
+    deviation = of.get("deviation")
+    return value(of.get("mean")) + ("" if deviation is None else f" ± {deviation:.2g}")
+
+
 def sweep_table(sweep: Json) -> Table:
     """Build the table of the runs of a sweep with the options that differ."""
     runs = sweep.get("runs") or []

@@ -430,6 +430,12 @@ def test_a_sweep_is_started_listed_and_stopped(rhyme: Rhyme) -> None:
     code, out, _ = rhyme("sweep", "--json", "--name", "drawn", *drawn, "--", "rhyme", "demo")
     values = [run["options"]["actor.adam.lr"] for run in json.loads(out)["runs"]]
     assert len(set(values)) == 3 and all(1e-7 <= value <= 1e-5 for value in values)
+    found = answer(rhyme, "groups", "lr")
+    assert [len(group["runs"]) for group in found["groups"]] == [1] * 4 and found["groups"][0]["figures"][0][
+        "curve"
+    ] is None
+    code, out, _ = rhyme("groups", "lr", "--metric", "reward")
+    assert code == 0 and "actor.adam.lr" in out and "reward, best" in out and "3e-06" in out
     code, out, _ = rhyme("stop", "--experiment", "lr", "--wait")
     assert code == 0 and "4 runs were asked to stop" in out
     assert {run["status"] for run in answer(rhyme, "list", "--experiment", "lr")} == {"stopped"}

@@ -9,7 +9,8 @@ pytest.importorskip("fastapi")
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.settings.features import FEATURES
 from rhyme_openrlhf.webui.new_run import option_words
-from rhyme_openrlhf.webui.new_run.form import ESSENTIALS, run_form, written
+from rhyme_openrlhf.webui.new_run.form import ESSENTIALS, run_form
+from rhyme_openrlhf.webui.site.text import written
 
 
 def test_every_option_that_a_spec_may_set_is_there_once() -> None:

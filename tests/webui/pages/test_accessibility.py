@@ -18,7 +18,8 @@ from rhyme_openrlhf.api.ingest.importer import import_directory
 AXE = "4.10.3"
 FETCH_SECONDS = 60
 PUBLIC = ("/docs", "/sign-in")
-# All of them: {uid} is a recorded run, {moving} a synthetic one that has moves, layout switches and rank groups.
+# All of them: {uid} is a recorded run, {moving} a synthetic one that has moves, layout switches and rank groups,
+# {experiment} has both.
 PAGES = (
     "/",
     "/?status=failed",
@@ -39,6 +40,7 @@ PAGES = (
     "/runs/new",
     "/compare?run={uid}",
     "/compare?run={uid}&run={moving}",
+    "/experiments/{experiment}",
     "/cluster",
     "/settings",
     "/webhooks",
@@ -89,6 +91,11 @@ def faults(page: Any, axe: str) -> list[str]:
 def test_no_page_has_a_serious_fault(demo_dashboard: Any, chromium: Any, axe: str, tmp_path: Path) -> None:
     write_run_directory(tmp_path / "moving", SyntheticRun(steps=9, engines=16, steps_per_epoch=3))
     moving = import_directory(demo_dashboard.service.database, tmp_path / "moving", time.time()).run_uid
+    client = demo_dashboard.signed_in()
+    experiment = client.post("/api/v1/experiments", json={"name": "both"}).json()["id"]
+    for uid in (demo_dashboard.run_uid, moving):
+        assert client.patch(f"/api/v1/runs/{uid}", json={"experiment": "both"}).status_code == 200
+    names = {"uid": demo_dashboard.run_uid, "moving": moving, "experiment": experiment}
     found: dict[str, list[str]] = {}
     for theme in ("light", "dark"):
         context = chromium.new_context(
@@ -102,7 +109,7 @@ def test_no_page_has_a_serious_fault(demo_dashboard: Any, chromium: Any, axe: st
         page.goto(demo_dashboard.link())
         page.wait_for_url(f"{demo_dashboard.url}/")
         for path in PAGES:
-            page.goto(demo_dashboard.url + path.format(uid=demo_dashboard.run_uid, moving=moving))
+            page.goto(demo_dashboard.url + path.format(**names))
             for figure in page.locator("[data-figure]").all():
                 figure.scroll_into_view_if_needed()
                 figure.locator("xpath=self::*[@data-state]").wait_for()

@@ -153,7 +153,7 @@ def _add_spread(figure: go.Figure, curve: Curve, spread: Curve) -> None:
     upper = go.Scatter(y=[value + width for _, value, width in known], name="Mean + deviation", **band)
     lower = go.Scatter(
         y=[value - width for _, value, width in known], name="Mean - deviation", fill="tonexty",
-        fillcolor="rgba(59, 130, 214, 0.16)", **band,
+        fillcolor=palette.faint(palette.BLUE), **band,
     )  # fmt: skip
     drawn = list(figure.data)
     figure.data = []

@@ -21,6 +21,8 @@ GREY = "#7b8494"
 CATEGORICAL: tuple[str, ...] = (BLUE, ORANGE, GREEN, PURPLE, RED, GOLD, CYAN, GREY)
 # Dashes and symbols change together with the colour, so that series can be told apart in greyscale.
 DASHES: tuple[str, ...] = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
+# The same dashes in SVG's words.
+_SVG_DASHES: tuple[str, ...] = ("", "6 3", "2 2", "6 2 2 2", "9 3", "9 3 2 3", "", "6 3")
 SYMBOLS: tuple[str, ...] = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "hexagon")
 
 # One colour for each state of an engine (`telemetry/events.py`), the same everywhere.
@@ -59,3 +61,14 @@ def series_color(index: int) -> str:
 def series_dash(index: int) -> str:
     """Return the dash of the `index`-th series."""
     return DASHES[index % len(DASHES)]
+
+
+def svg_dash(index: int) -> str:
+    """Return the dash of the `index`-th series as SVG writes it."""
+    return _SVG_DASHES[index % len(_SVG_DASHES)]
+
+
+def faint(color: str) -> str:
+    """Return a colour for the area around a line of this colour."""
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, 0.16)"
