@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import case, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, selectinload
 
 from rhyme_openrlhf.api.read.curve_points import read_points
 from rhyme_openrlhf.api.store.bounds import INT32
@@ -24,12 +24,12 @@ from rhyme_openrlhf.api.store.models import Attempt, Run, Webhook, WebhookDelive
 from rhyme_openrlhf.api.store.record import RawEvent
 from rhyme_openrlhf.api.store.webhooks import content_of, enqueue
 from rhyme_openrlhf.settings.control import WEBHOOK_LIMITS
+from rhyme_openrlhf.telemetry.events import EngineSample, RolloutProgress, SystemSample
 
 # Steps whose mean is compared: fewer would follow the noise of single batches, more would notice late.
 WINDOW = 5
-# Kinds of events that a clock causes, so they come from a run that does nothing too; of PROGRESS, the tokens count.
-PROGRESS = "rollout_progress"
-CLOCKED = ("engine_sample", "system_sample", PROGRESS)
+# Events that a clock causes, so they come from a run that does nothing too; of RolloutProgress, the tokens count.
+CLOCKED = (EngineSample.kind, SystemSample.kind, RolloutProgress.kind)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Conditions:
             select(
                 func.max(RawEvent.id),
                 func.max(case((RawEvent.kind.not_in(CLOCKED), RawEvent.id))),
-                func.max(case((RawEvent.kind == PROGRESS, RawEvent.id))),
+                func.max(case((RawEvent.kind == RolloutProgress.kind, RawEvent.id))),
             ).where(RawEvent.run_id == run.id, RawEvent.id > watch.event)
         ).one()
         watch.event = last or watch.event
@@ -152,6 +152,5 @@ class Conditions:
 
 def _running(session: Session) -> list[tuple[Run, Attempt]]:
     """Return the running runs with their newest attempts."""
-    query = select(Run, Attempt).join(Attempt, Attempt.run_id == Run.id).where(Run.status == "running")
-    # The last of a run's attempts stays in the dictionary.
-    return list({run.id: (run, one) for run, one in session.execute(query.order_by(Attempt.number)).tuples()}.values())
+    query = select(Run).where(Run.status == "running").options(selectinload(Run.attempts))
+    return [(run, run.attempts[-1]) for run in session.scalars(query)]
