@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,7 +14,8 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session, aliased, defer, selectinload
 
 from rhyme_openrlhf.api.read.pagination import Direction, Order, cut
-from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
+from rhyme_openrlhf.api.read.phases import phases_of
+from rhyme_openrlhf.api.read.run_json import RunDetail, RunSummary, run_detail, run_summary
 from rhyme_openrlhf.api.read.run_query import Node
 from rhyme_openrlhf.api.read.run_values import condition, contains, sorting, values_of
 from rhyme_openrlhf.api.store.models import Experiment, Run, RunTag
@@ -128,6 +130,16 @@ def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:
     if run.parent_id is not None:
         parent = session.scalar(select(Run.uid).where(Run.id == run.parent_id))
     return experiment, parent
+
+
+def summary_of(session: Session, run: Run) -> RunSummary:
+    """Return a run as a list shows it."""
+    return run_summary(run, *names_around(session, run))
+
+
+def detail_of(session: Session, run: Run) -> RunDetail:
+    """Return a complete run with its phases now."""
+    return run_detail(run, *names_around(session, run), phases_of(session, run), time.time())
 
 
 def page_of(
