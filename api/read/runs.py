@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session, aliased, defer, selectinload
@@ -140,18 +140,3 @@ def summary_of(session: Session, run: Run) -> RunSummary:
 def detail_of(session: Session, run: Run) -> RunDetail:
     """Return a complete run with its phases now."""
     return run_detail(run, *names_around(session, run), phases_of(session, run), time.time())
-
-
-def page_of(
-    session: Session,
-    table: type[Any],
-    conditions: Sequence[ColumnElement[bool]],
-    order: Order,
-    limit: int,
-    cursor: str | None,
-) -> tuple[list[Any], str | None]:
-    """Return one page of rows of any table."""
-    query = select(table).where(*conditions).order_by(*order.by()).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(order.after(cursor))
-    return cut(session.scalars(query).all(), limit, order)

@@ -14,8 +14,17 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
-from rhyme_openrlhf.api.http.fields import PAGE, AttemptNumber, Cursor, Limit, Moment, RunUid
-from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match
+from rhyme_openrlhf.api.http.fields import (
+    PAGE,
+    TAGGED,
+    AttemptNumber,
+    Cursor,
+    IfMatch,
+    Limit,
+    Moment,
+    RunUid,
+    require_match,
+)
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.ingest import deletion
 from rhyme_openrlhf.api.read.pagination import Direction

@@ -16,7 +16,7 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, PAGE, Cursor, Limit, created_at
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
-from rhyme_openrlhf.api.read import webhooks as read
+from rhyme_openrlhf.api.read.pagination import newest
 from rhyme_openrlhf.api.store.bounds import INT32, NO_NUL, Body, Name, View
 from rhyme_openrlhf.api.store.lookup import NotFoundError
 from rhyme_openrlhf.api.store.models import Webhook, WebhookDelivery
@@ -139,7 +139,7 @@ def list_webhooks(
 ) -> WebhookPage:
     """List all webhooks, the newest first."""
     with service.database.reading() as session:
-        rows, following = read.webhooks(session, limit, cursor)
+        rows, following = newest(session, Webhook, [], limit, cursor)
         return WebhookPage(items=[WebhookView.model_validate(row) for row in rows], next_cursor=following)
 
 
@@ -175,7 +175,8 @@ def list_deliveries(
 ) -> DeliveryPage:
     """List what was sent, waits or was given up, the newest first; it is kept for 30 days."""
     with service.database.reading() as session:
-        rows, following = read.deliveries(session, webhook, limit, cursor)
+        of_one = [] if webhook is None else [WebhookDelivery.webhook_id == webhook]
+        rows, following = newest(session, WebhookDelivery, of_one, limit, cursor)
         return DeliveryPage(items=[_view(row) for row in rows], next_cursor=following)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.read import webhooks as read
+from rhyme_openrlhf.api.read.pagination import newest
+from rhyme_openrlhf.api.store.models import Webhook, WebhookDelivery
 from rhyme_openrlhf.api.store.webhooks import MOST_WEBHOOKS, state_of
 from rhyme_openrlhf.settings.control import WEBHOOK_EVENTS, WEBHOOK_LIMITS
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
@@ -41,8 +42,8 @@ def _content(page: Page) -> dict[str, Any]:
     rows, messages = [], []
     if page.may_act:
         with page.service.database.reading() as session:
-            rows = read.webhooks(session, MOST_WEBHOOKS, None)[0]
-            messages = read.deliveries(session, None, MESSAGES, None)[0]
+            rows = newest(session, Webhook, [], MOST_WEBHOOKS, None)[0]
+            messages = newest(session, WebhookDelivery, [], MESSAGES, None)[0]
     names = {row.id: row.name for row in rows}
     hooks = [(row, [_told(row, event) for event in row.events]) for row in rows]
     log = [(one, names[one.webhook_id], state_of(one)) for one in messages]
