@@ -23,7 +23,7 @@ from rhyme_openrlhf import __version__
 from rhyme_openrlhf.api.access.audit import AuditLog
 from rhyme_openrlhf.api.access.service import Background, Service, webhook_deliveries
 from rhyme_openrlhf.api.http import problems
-from rhyme_openrlhf.api.http.fields import PREFIX
+from rhyme_openrlhf.api.http.fields import PREFIX, query_parameters, refuse_unknown
 from rhyme_openrlhf.api.http.guard import (
     BodyLimit,
     ForwardedClient,
@@ -34,7 +34,6 @@ from rhyme_openrlhf.api.http.guard import (
     SecurityHeaders,
 )
 from rhyme_openrlhf.api.http.limits import Limits, RateLimit
-from rhyme_openrlhf.api.http.parameters import query_parameters, refuse_unknown
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.live.streams import LiveLooks
 from rhyme_openrlhf.api.routes import audit as audit_routes

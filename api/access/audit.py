@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
 from fastapi.routing import APIRoute
+from sqlalchemy import ColumnElement, or_
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rhyme_openrlhf.api.read.pagination import newest
 from rhyme_openrlhf.api.store.credentials import Principal
 from rhyme_openrlhf.api.store.database import BusyError, Database
 from rhyme_openrlhf.api.store.models import ADDRESS_LENGTH, TARGET_LENGTH, AuditEntry
@@ -85,3 +88,19 @@ class AuditLog:
                 "not in the audit log (%s): %s by %s (token %d) from %s: %s",
                 type(error).__name__, entry.action, entry.name, entry.token_id, entry.address, entry.target,
             )  # fmt: skip
+
+
+def audit_entries(
+    session: Session, name: str, text: str, limit: int, cursor: str | None
+) -> tuple[Sequence[AuditEntry], str | None]:
+    """Return a page of entries, the newest first, and the cursor of the next one.
+
+    `name`: of the token, "" for all; `text`: in the action or the target, without regard to case.
+    """
+    conditions: list[ColumnElement[bool]] = []
+    if name:
+        conditions.append(AuditEntry.name == name)
+    if text:
+        found = (column.icontains(text, autoescape=True) for column in (AuditEntry.action, AuditEntry.target))
+        conditions.append(or_(*found))
+    return newest(session, AuditEntry, conditions, limit, cursor)

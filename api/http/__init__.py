@@ -4,7 +4,7 @@
 - `guard.py`, `limits.py`: checks of hosts, origins, sizes, times and rates
 - `security_headers.py`: headers for browsers
 - `problems.py`: errors as RFC 9457
-- `fields.py`: types of path and query parameters
+- `fields.py`: parameters: types, edits with If-Match, unknown names
 - `event_stream.py`: server-sent events
 - `service_metrics.py`: metrics for Prometheus
 """

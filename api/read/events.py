@@ -12,8 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, and_, exists, or_, select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.read.pagination import Direction, Order
-from rhyme_openrlhf.api.read.runs import page_of
+from rhyme_openrlhf.api.read.pagination import Direction, Order, page_of
 from rhyme_openrlhf.api.store.lookup import find_attempt
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.record import FREQUENT_KINDS, EventSource, RawEvent, of_kinds

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, and_, or_
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 Direction = Literal["asc", "desc"]
 Value = str | int | float | None
@@ -115,3 +115,25 @@ def cut(
     """
     page = list(rows[:limit])
     return page, order.cursor((values or order.values)(page[-1])) if len(rows) > limit else None
+
+
+def page_of(
+    session: Session,
+    table: type[Any],
+    conditions: Sequence[ColumnElement[bool]],
+    order: Order,
+    limit: int,
+    cursor: str | None,
+) -> tuple[list[Any], str | None]:
+    """Return one page of rows of any table, and the cursor of the next page."""
+    query = select(table).where(*conditions).order_by(*order.by()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(order.after(cursor))
+    return cut(session.scalars(query).all(), limit, order)
+
+
+def newest(
+    session: Session, table: type[Any], conditions: Sequence[ColumnElement[bool]], limit: int, cursor: str | None
+) -> tuple[list[Any], str | None]:
+    """Return one page of rows of a table with an `id`, the newest first."""
+    return page_of(session, table, conditions, Order("id", table.id, table.id, "desc"), limit, cursor)

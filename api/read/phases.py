@@ -65,8 +65,8 @@ def _newest(session: Session, attempt: Attempt) -> list[Recorded]:
     window = select(RawEvent.id).where(*since).order_by(RawEvent.id.desc()).limit(WINDOW).subquery()
     query = select(RawEvent).where(RawEvent.id.in_(select(window.c.id)), RawEvent.kind.in_(_FREQUENT))
     frequent = session.scalars(query.order_by(RawEvent.id)).all()
-    progress = [row for row in frequent if row.kind == RolloutProgress.kind]
-    found += [row for row in frequent if row not in progress[:-1]]
+    newest = max((row.id for row in frequent if row.kind == RolloutProgress.kind), default=None)
+    found += [row for row in frequent if row.kind != RolloutProgress.kind or row.id == newest]
     return _parsed(found)
 
 

@@ -152,10 +152,14 @@ def run_detail(run: Run, experiment: str | None, parent: str | None, phases: Seq
         versions=run.versions,
         created_by=run.created_by,
         attempts=[attempt_view(attempt) for attempt in run.attempts],
-        etag=entity_tag(
-            run.name, run.notes, [tag.tag for tag in run.tags], run.experiment_id, run.archived_at is not None
-        ),
+        etag=run_tag(run),
     )
+
+
+def run_tag(run: Run) -> str:
+    """Return the entity tag of a run; `run.tags` is loaded."""
+    tags = [tag.tag for tag in run.tags]
+    return entity_tag(run.name, run.notes, tags, run.experiment_id, run.archived_at is not None)
 
 
 def entity_tag(*edited: Any) -> str:

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session, aliased, defer, selectinload
 
 from rhyme_openrlhf.api.read.pagination import Direction, Order, cut
-from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
+from rhyme_openrlhf.api.read.phases import phases_of
+from rhyme_openrlhf.api.read.run_json import RunDetail, RunSummary, run_detail, run_summary
 from rhyme_openrlhf.api.read.run_query import Node
 from rhyme_openrlhf.api.read.run_values import condition, contains, sorting, values_of
 from rhyme_openrlhf.api.store.models import Experiment, Run, RunTag
@@ -130,16 +132,11 @@ def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:
     return experiment, parent
 
 
-def page_of(
-    session: Session,
-    table: type[Any],
-    conditions: Sequence[ColumnElement[bool]],
-    order: Order,
-    limit: int,
-    cursor: str | None,
-) -> tuple[list[Any], str | None]:
-    """Return one page of rows of any table."""
-    query = select(table).where(*conditions).order_by(*order.by()).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(order.after(cursor))
-    return cut(session.scalars(query).all(), limit, order)
+def summary_of(session: Session, run: Run) -> RunSummary:
+    """Return a run as a list shows it."""
+    return run_summary(run, *names_around(session, run))
+
+
+def detail_of(session: Session, run: Run) -> RunDetail:
+    """Return a complete run with its phases now."""
+    return run_detail(run, *names_around(session, run), phases_of(session, run), time.time())

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.audit import audit_entries
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit
 from rhyme_openrlhf.api.http.problems import documented
-from rhyme_openrlhf.api.read.audit import audit_entries
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, TARGET_LENGTH
 

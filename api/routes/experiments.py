@@ -13,14 +13,12 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
-from rhyme_openrlhf.api.http.fields import PAGE, Cursor, ExperimentId, Limit, created_at
-from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match
+from rhyme_openrlhf.api.http.fields import PAGE, TAGGED, Cursor, ExperimentId, IfMatch, Limit, created_at, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.read.curves import MOST_POINTS
 from rhyme_openrlhf.api.read.groups import MOST_RUNS, MOST_VALUES, SEED, figures_of, grouped, runs_of
-from rhyme_openrlhf.api.read.pagination import Order
+from rhyme_openrlhf.api.read.pagination import Order, page_of
 from rhyme_openrlhf.api.read.run_json import entity_tag
-from rhyme_openrlhf.api.read.runs import page_of
 from rhyme_openrlhf.api.routes.series import DEFAULT_NAMES, Names, split_names
 from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, View
 from rhyme_openrlhf.api.store.lookup import find_experiment

@@ -36,9 +36,8 @@ from rhyme_openrlhf.api.launch.spec import (
     merged,
 )
 from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_command
-from rhyme_openrlhf.api.read.phases import phases_of
-from rhyme_openrlhf.api.read.run_json import RunDetail, run_detail
-from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.read.run_json import RunDetail
+from rhyme_openrlhf.api.read.runs import detail_of, names_around
 from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, Tags
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Run
@@ -356,7 +355,7 @@ def _create_once(creation: _Creation) -> RunDetail:
         if not is_new:
             creation.response.status_code = 200
         created_at(creation.response, f"/runs/{run.uid}")
-        return _detail(session, run)
+        return detail_of(session, run)
 
 
 def once_more_if_raced(create: Callable[[], Made]) -> Made:
@@ -373,7 +372,7 @@ def _change(service: Service, uid: str, change: Callable[[Session, Run], None]) 
         change(session, run)
         session.flush()
         session.expire(run)
-        detail = _detail(session, run)
+        detail = detail_of(session, run)
     service.news.publish(run.id)
     return detail
 
@@ -395,7 +394,3 @@ def _invalid(faults: Sequence[Fault]) -> ProblemError:
     errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in faults]
     detail = "the run cannot be started: correct the fields below"
     return ProblemError(422, detail, code="invalid_run", errors=errors)
-
-
-def _detail(session: Session, run: Run) -> RunDetail:
-    return run_detail(run, *names_around(session, run), phases_of(session, run), time.time())

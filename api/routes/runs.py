@@ -14,12 +14,20 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
-from rhyme_openrlhf.api.http.fields import PAGE, AttemptNumber, Cursor, Limit, Moment, RunUid
-from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match
+from rhyme_openrlhf.api.http.fields import (
+    PAGE,
+    TAGGED,
+    AttemptNumber,
+    Cursor,
+    IfMatch,
+    Limit,
+    Moment,
+    RunUid,
+    require_match,
+)
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.ingest import deletion
 from rhyme_openrlhf.api.read.pagination import Direction
-from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.run_json import (
     ArtifactView,
     AttemptView,
@@ -27,10 +35,10 @@ from rhyme_openrlhf.api.read.run_json import (
     RunSummary,
     artifact_view,
     attempt_view,
+    run_tag,
 )
-from rhyme_openrlhf.api.read.run_json import run_detail as detail_of
 from rhyme_openrlhf.api.read.run_query import MOST_LETTERS, parse
-from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, list_runs, names_around
+from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, detail_of, list_runs
 from rhyme_openrlhf.api.store.bounds import NO_NUL, Body, Name, Notes, Tag, Tags
 from rhyme_openrlhf.api.store.lookup import find_experiment, find_run
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run, RunTag
@@ -139,7 +147,7 @@ def change_run(
     given = body.model_fields_set
     with service.database.writing() as session:
         run = find_run(session, uid, lock=True)
-        require_match(if_match, _detail(session, run).etag)
+        require_match(if_match, run_tag(run))
         if body.name is not None:
             run.name = body.name
         if body.notes is not None:
@@ -159,7 +167,7 @@ def archive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDeta
     with service.database.writing() as session:
         run = find_run(session, uid, lock=True)
         run.archived_at = run.archived_at or time.time()
-        return _detail(session, run)
+        return detail_of(session, run)
 
 
 @router.post("/{uid}/unarchive", responses=documented(404), summary="Unarchive a run")
@@ -168,7 +176,7 @@ def unarchive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDe
     with service.database.writing() as session:
         run = find_run(session, uid, lock=True)
         run.archived_at = None
-        return _detail(session, run)
+        return detail_of(session, run)
 
 
 @router.delete("/{uid}", status_code=204, responses=documented(404, 409), summary="Delete a run")
@@ -211,12 +219,8 @@ def get_artifacts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[Ar
         return [artifact_view(artifact, number) for artifact, number in rows]
 
 
-def _detail(session: Session, run: Run) -> RunDetail:
-    return detail_of(run, *names_around(session, run), phases_of(session, run), time.time())
-
-
 def _tagged(session: Session, run: Run, response: Response) -> RunDetail:
-    detail = _detail(session, run)
+    detail = detail_of(session, run)
     response.headers["ETag"] = detail.etag
     return detail
 

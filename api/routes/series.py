@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
-from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
@@ -14,13 +13,12 @@ from rhyme_openrlhf.api.http.fields import FromStep, RunUid, ToStep
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
 from rhyme_openrlhf.api.read.comparison import COMPARED, MAX_COMPARED, differing, everything_of, figures_of, ratio
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curve_names, curves
-from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
-from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.read.run_json import RunSummary
+from rhyme_openrlhf.api.read.runs import summary_of
 from rhyme_openrlhf.api.read.smoothing import MOST_WEIGHT
 from rhyme_openrlhf.api.read.timeline import MAX_LANES, timeline
 from rhyme_openrlhf.api.store.bounds import INT32, UidText, View
 from rhyme_openrlhf.api.store.lookup import find_run
-from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH
 
 router = APIRouter(tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
@@ -197,7 +195,7 @@ def compare(
             found = curves(session, row.uid, split_names(names), 0, INT32, points, axis, smooth)
             compared.append(
                 Compared(
-                    run=_summary(session, row),
+                    run=summary_of(session, row),
                     figures=figures,
                     ratios={name: ratio(figures[name], first[name]) for name in COMPARED},
                     curves=[_curve(curve) for curve in found],
@@ -231,7 +229,3 @@ def split_names(names: str) -> list[str]:
 
 def _curve(curve: Curve) -> CurveView:
     return CurveView.model_validate(curve.smooth or curve)
-
-
-def _summary(session: Session, run: Run) -> RunSummary:
-    return run_summary(run, *names_around(session, run))

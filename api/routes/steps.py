@@ -12,8 +12,7 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, Cursor, FromStep, Limit, RunUid, StepNumber, ToStep
 from rhyme_openrlhf.api.http.problems import documented
-from rhyme_openrlhf.api.read.pagination import Column, Direction, Order
-from rhyme_openrlhf.api.read.runs import page_of
+from rhyme_openrlhf.api.read.pagination import Column, Direction, Order, page_of
 from rhyme_openrlhf.api.store.base import Base
 from rhyme_openrlhf.api.store.bounds import INT32, View
 from rhyme_openrlhf.api.store.lookup import find_run, of_run

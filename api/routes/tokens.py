@@ -15,8 +15,7 @@ from rhyme_openrlhf.api.access.audit import note_caller
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, Cursor, Limit, created_at
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
-from rhyme_openrlhf.api.read.pagination import Order
-from rhyme_openrlhf.api.read.runs import page_of
+from rhyme_openrlhf.api.read.pagination import newest
 from rhyme_openrlhf.api.routes.sign_in import USED_UP
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.bounds import INT32, Body, Name, Secret, UidText
@@ -90,7 +89,7 @@ def list_tokens(
     """List all tokens that work, the newest first."""
     with service.database.reading() as session:
         conditions = [] if revoked else [credentials.is_valid(time.time())]
-        rows, following = page_of(session, Token, conditions, Order("id", Token.id, Token.id, "desc"), limit, cursor)
+        rows, following = newest(session, Token, conditions, limit, cursor)
         uids = dict(
             session.execute(select(Run.id, Run.uid).where(Run.id.in_({row.run_id for row in rows if row.run_id})))
             .tuples()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -16,14 +16,13 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, PAGE, Cursor, Limit, created_at
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
-from rhyme_openrlhf.api.read import webhooks as read
+from rhyme_openrlhf.api.read.pagination import newest
 from rhyme_openrlhf.api.store.bounds import INT32, NO_NUL, Body, Name, View
 from rhyme_openrlhf.api.store.lookup import NotFoundError
 from rhyme_openrlhf.api.store.models import Webhook, WebhookDelivery
 from rhyme_openrlhf.api.store.webhooks import (
     MOST_WEBHOOKS,
     TEST,
-    EventName,
     Form,
     State,
     content_of,
@@ -31,7 +30,7 @@ from rhyme_openrlhf.api.store.webhooks import (
     state_of,
 )
 from rhyme_openrlhf.api.webhooks.sending import Outcome, message_id, post
-from rhyme_openrlhf.settings.control import new_uid
+from rhyme_openrlhf.settings.control import WEBHOOK_EVENTS, WEBHOOK_LIMITS, WebhookEvent, new_uid
 
 router = APIRouter(prefix="/webhooks", tags=["webhooks"], responses=documented(401, 403, 422, 429, 503))
 
@@ -66,7 +65,7 @@ class WebhookView(View):
     name: str
     url: str
     form: Form
-    events: list[EventName]
+    events: list[WebhookEvent]
     stalled_minutes: float
     reward_fall: float
     idle_percent: float
@@ -78,6 +77,12 @@ class WebhookPage(View):
 
     items: list[WebhookView]
     next_cursor: str | None
+
+
+def _limit(event: WebhookEvent, **bounds: Any) -> Any:
+    """Return the field of an event's limit."""
+    _, default, meaning = WEBHOOK_LIMITS[event]
+    return Field(default=default, description=f"{event}: {meaning}.", **bounds)
 
 
 class NewWebhook(Body):
@@ -92,16 +97,10 @@ class NewWebhook(Body):
     name: Name
     url: Url = Field(description="Where messages are posted to.")
     form: Form = Field(default="json", description="slack: an incoming webhook of Slack, or what takes its form.")
-    events: Annotated[list[EventName], Field(min_length=1, max_length=5, description="What it is about.")]
-    stalled_minutes: Annotated[
-        float, Field(ge=1, le=MINUTES_PER_WEEK, description="stalled: minutes in which a running run did nothing.")
-    ] = 30
-    reward_fall: Annotated[
-        float, Field(gt=0, le=1e9, description="reward_fell: how far the reward is below the run's best.")
-    ] = 0.1
-    idle_percent: Annotated[
-        float, Field(ge=0, lt=100, description="engine_idle: above this percentage of the rollouts.")
-    ] = 50
+    events: list[WebhookEvent] = Field(min_length=1, max_length=len(WEBHOOK_EVENTS), description="What it is about.")
+    stalled_minutes: float = _limit("stalled", ge=1, le=MINUTES_PER_WEEK)
+    reward_fall: float = _limit("reward_fell", gt=0, le=1e9)
+    idle_percent: float = _limit("engine_idle", ge=0, lt=100)
 
 
 class IssuedWebhook(WebhookView):
@@ -140,7 +139,7 @@ def list_webhooks(
 ) -> WebhookPage:
     """List all webhooks, the newest first."""
     with service.database.reading() as session:
-        rows, following = read.webhooks(session, limit, cursor)
+        rows, following = newest(session, Webhook, [], limit, cursor)
         return WebhookPage(items=[WebhookView.model_validate(row) for row in rows], next_cursor=following)
 
 
@@ -176,7 +175,8 @@ def list_deliveries(
 ) -> DeliveryPage:
     """List what was sent, waits or was given up, the newest first; it is kept for 30 days."""
     with service.database.reading() as session:
-        rows, following = read.deliveries(session, webhook, limit, cursor)
+        of_one = [] if webhook is None else [WebhookDelivery.webhook_id == webhook]
+        rows, following = newest(session, WebhookDelivery, of_one, limit, cursor)
         return DeliveryPage(items=[_view(row) for row in rows], next_cursor=following)
 
 

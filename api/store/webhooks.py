@@ -18,9 +18,8 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, object_session
 
 from rhyme_openrlhf.api.store.models import Attempt, Run, Webhook, WebhookDelivery
+from rhyme_openrlhf.settings.control import WebhookEvent
 
-# What a webhook can be about, in the order of the form.
-EventName = Literal["failed", "finished", "stalled", "reward_fell", "engine_idle"]
 Form = Literal["json", "slack"]
 State = Literal["waiting", "delivered", "failed"]
 TEST = "test"
@@ -33,7 +32,7 @@ SECRET_BYTES = 32
 MESSAGE_LENGTH = 500
 # The log is for questions about the last weeks.
 KEPT_SECONDS = 30 * 86_400.0
-_OF_STATUS: dict[str, EventName] = {
+_OF_STATUS: dict[str, WebhookEvent] = {
     "failed": "failed", "crashed": "failed", "lost": "failed", "succeeded": "finished", "stopped": "finished",
 }  # fmt: skip
 

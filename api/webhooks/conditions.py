@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import case, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, selectinload
 
 from rhyme_openrlhf.api.read.curve_points import read_points
 from rhyme_openrlhf.api.store.bounds import INT32
@@ -23,14 +23,13 @@ from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Attempt, Run, Webhook, WebhookDelivery
 from rhyme_openrlhf.api.store.record import RawEvent
 from rhyme_openrlhf.api.store.webhooks import content_of, enqueue
+from rhyme_openrlhf.settings.control import WEBHOOK_LIMITS
+from rhyme_openrlhf.telemetry.events import EngineSample, RolloutProgress, SystemSample
 
 # Steps whose mean is compared: fewer would follow the noise of single batches, more would notice late.
 WINDOW = 5
-# Kinds of events that a clock causes, so they come from a run that does nothing too; of PROGRESS, the tokens count.
-PROGRESS = "rollout_progress"
-CLOCKED = ("engine_sample", "system_sample", PROGRESS)
-# The limit of each condition is a column of the webhook.
-LIMITS = {"stalled": "stalled_minutes", "reward_fell": "reward_fall", "engine_idle": "idle_percent"}
+# Events that a clock causes, so they come from a run that does nothing too; of RolloutProgress, the tokens count.
+CLOCKED = (EngineSample.kind, SystemSample.kind, RolloutProgress.kind)
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,13 @@ class Conditions:
         """Look at all running runs, and store a message for each condition and webhook that has none."""
         found: dict[tuple[int, str], tuple[Webhook, dict[str, Any]]] = {}
         with self._database.reading() as session:
-            webhooks = [one for one in session.scalars(select(Webhook)) if not LIMITS.keys().isdisjoint(one.events)]
+            webhooks = [one for one in session.scalars(select(Webhook)) if WEBHOOK_LIMITS.keys() & one.events]
             running = _running(session) if webhooks else []
             self._watches = {uid: watch for uid, watch in self._watches.items() if uid in {a.uid for _, a in running}}
             for run, attempt in running:
                 for event, one in self._measure(session, run, attempt):
                     for webhook in webhooks:
-                        limit = getattr(webhook, LIMITS[event])
+                        limit = getattr(webhook, WEBHOOK_LIMITS[event].field)
                         if event in webhook.events and one.value > limit:
                             figures = {"value": one.value, "limit": limit}
                             content = content_of(webhook, event, time.time(), one.text, run, **figures)
@@ -139,7 +138,7 @@ class Conditions:
             select(
                 func.max(RawEvent.id),
                 func.max(case((RawEvent.kind.not_in(CLOCKED), RawEvent.id))),
-                func.max(case((RawEvent.kind == PROGRESS, RawEvent.id))),
+                func.max(case((RawEvent.kind == RolloutProgress.kind, RawEvent.id))),
             ).where(RawEvent.run_id == run.id, RawEvent.id > watch.event)
         ).one()
         watch.event = last or watch.event
@@ -153,6 +152,5 @@ class Conditions:
 
 def _running(session: Session) -> list[tuple[Run, Attempt]]:
     """Return the running runs with their newest attempts."""
-    query = select(Run, Attempt).join(Attempt, Attempt.run_id == Run.id).where(Run.status == "running")
-    # The last of a run's attempts stays in the dictionary.
-    return list({run.id: (run, one) for run, one in session.execute(query.order_by(Attempt.number)).tuples()}.values())
+    query = select(Run).where(Run.status == "running").options(selectinload(Run.attempts))
+    return [(run, run.attempts[-1]) for run in session.scalars(query)]

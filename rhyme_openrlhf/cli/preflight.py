@@ -22,7 +22,6 @@ from rhyme_openrlhf.cli.preflight_models import (
     check_profile,
     check_source,
     check_tensor_parallel,
-    drafting_of,
 )
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
@@ -83,10 +82,9 @@ def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[Layout
     check_engines(args)
     config = check_model("--actor.model_name_or_path", args.actor.model_name_or_path)
     check_tensor_parallel(args, config)
-    drafting = drafting_of(args)
-    check_profile(args, config, drafting)
-    check_source(args, config, drafting)
-    check_hybrid(args, config, drafting)
+    check_profile(args, config, decided.drafting)
+    check_source(args, config, decided)
+    check_hybrid(args, config, decided.drafting)
     _check_reallocation(args)
     layouts, said = check_layouts(args, config, on_gpus)
     _check_transport(args, on_gpus)

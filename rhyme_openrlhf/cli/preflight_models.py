@@ -16,9 +16,9 @@ from rhyme_openrlhf.latency.profile import ProfileError, model_name
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.run import model_shape
 from rhyme_openrlhf.run.resources import MOST_HYBRID_DRAFTS
+from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, V2, WITH_MODEL, DraftingSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
-from rhyme_openrlhf.settings.options import from_mapping
 
 
 class PreflightError(Exception):
@@ -79,12 +79,6 @@ def check_profile(args: SimpleNamespace, config: Any, drafting: DraftingSettings
         raise PreflightError(f"--latency.profile: {error}") from error
 
 
-def drafting_of(args: SimpleNamespace) -> DraftingSettings:
-    """Return the drafting settings in upstream's nested arguments. Raises SettingsError."""
-    names = [field.name for field in dataclasses.fields(DraftingSettings)]
-    return from_mapping(DraftingSettings, {name: getattr(args.drafting, name) for name in names})
-
-
 def is_hybrid(config: Any) -> bool:
     """Return whether a model (its Hugging Face configuration) has layers that keep a state, as Mamba's do."""
     return model_shape.is_hybrid(config.get_text_config().to_dict())
@@ -104,16 +98,17 @@ def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
     )
 
 
-def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
+def check_source(args: SimpleNamespace, config: Any, settings: RhymeSettings) -> None:
     """Check that the draft source suits the run and its policy, whose configuration is `config`."""
+    drafting = settings.drafting
     source = f"--drafting.source {drafting.source}"
     if drafting.runner == V2:
-        check_second_runner(args)
+        _check_second_runner(settings)
     if drafting.source == HISTORY:
         return
-    if not args.histospec.enable:
+    if not settings.histospec.enable:
         raise PreflightError(f"{source} needs speculation: leave --no-histospec.enable out")
-    if args.move.enable or args.reallocation.enable or args.tp_switch.enable:
+    if settings.samples_move:
         raise PreflightError(
             f"{source} goes with no moves: a sample's state of {drafting.method} stays in its engine; leave "
             "--move.enable, --reallocation.enable and --tp_switch.enable out, or draft from history"
@@ -134,11 +129,11 @@ def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
         )
 
 
-def check_second_runner(args: SimpleNamespace) -> None:
+def _check_second_runner(settings: RhymeSettings) -> None:
     """Check that the run can have vLLM's second model runner."""
-    if not args.histospec.enable:
+    if not settings.histospec.enable:
         raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
-    if args.move.enable or args.reallocation.enable or args.tp_switch.enable:
+    if settings.samples_move:
         raise PreflightError(
             "--drafting.runner v2 goes with no moves, which read the state of samples in v1: leave --move.enable, "
             "--reallocation.enable and --tp_switch.enable out, or the runner"

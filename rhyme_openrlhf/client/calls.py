@@ -70,22 +70,15 @@ def webhooks() -> Call[models.Webhook]:
 
 
 def make_webhook(
-    name: str,
-    url: str,
-    events: Sequence[str],
-    *,
-    form: str = "json",
-    stalled_minutes: float = 30,
-    reward_fall: float = 0.1,
-    idle_percent: float = 50,
+    name: str, url: str, events: Sequence[str], *, form: str = "json", **limits: float
 ) -> Call[models.IssuedWebhook]:
     """Have messages about `events` posted to `url`; the secret that signs them is in this response alone.
 
-    `events`: failed, finished, stalled, reward_fell, engine_idle; the last three have a limit each. `form`: json or
-    slack.
+    `events`: failed, finished, stalled, reward_fell, engine_idle. The limits of the last three are stalled_minutes,
+    reward_fall and idle_percent. `form`: json or slack.
     """
-    body = {"name": name, "url": url, "events": list(events), "form": form, "stalled_minutes": stalled_minutes}
-    return Call("POST", "/webhooks", body={**body, "reward_fall": reward_fall, "idle_percent": idle_percent})
+    body = {"name": name, "url": url, "events": list(events), "form": form, **limits}
+    return Call("POST", "/webhooks", body=body)
 
 
 def delete_webhook(number: int) -> Call[None]:

@@ -50,7 +50,7 @@ from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import NGRAM
-from rhyme_openrlhf.telemetry.engine_events import KV_CACHE, RUNNING, SLOWEST
+from rhyme_openrlhf.telemetry.engine_events import RUNNING
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.weights.buckets import Segment
@@ -376,11 +376,9 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
 
         SLOWEST: prompt key and response tokens of the longest of them, or None.
         """
-        answer, slowest = await asyncio.gather(
-            self.scheduler(SchedulerMeter.read_counters), self.scheduler(SchedulerMeter.slowest)
-        )
+        answer = await self.scheduler(SchedulerMeter.read_counters)
         done = (EngineCounters.from_dict(answer) - self.counted).to_dict()
-        return {**done, RUNNING: len(self.running), KV_CACHE: answer[KV_CACHE], SLOWEST: slowest}
+        return {**answer, **done, RUNNING: len(self.running)}
 
     async def totals(self) -> EngineCounters:
         """Return everything the engine did since it started."""

@@ -1,12 +1,16 @@
-"""Settings of the control plane: where a run reports to, and under which public ids."""
+"""Settings of the control plane: where a run reports to, and under which public ids.
+
+Also what the service and its clients both know of webhooks, because a client does not import the service.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from rhyme_openrlhf.settings.options import Settings, SettingsError, option
@@ -14,6 +18,24 @@ from rhyme_openrlhf.settings.options import Settings, SettingsError, option
 # Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/store/models.py).
 UID_DIGITS = 16
 _UID = re.compile(rf"[0-9a-f]{{{UID_DIGITS}}}")
+
+
+class WebhookLimit(NamedTuple):
+    """The limit above which a webhook has a message: its field of the webhook, default and meaning."""
+
+    field: str
+    default: float
+    meaning: str
+
+
+# Events of runs that a webhook can be about, in the order of forms. Some have a limit.
+WebhookEvent = Literal["failed", "finished", "stalled", "reward_fell", "engine_idle"]
+WEBHOOK_EVENTS: tuple[str, ...] = get_args(WebhookEvent)
+WEBHOOK_LIMITS: Mapping[str, WebhookLimit] = {
+    "stalled": WebhookLimit("stalled_minutes", 30, "minutes in which a running run did nothing"),
+    "reward_fell": WebhookLimit("reward_fall", 0.1, "how far the reward is below the run's best"),
+    "engine_idle": WebhookLimit("idle_percent", 50, "above this percentage of the rollouts"),
+}
 
 
 def new_uid() -> str:

@@ -29,12 +29,10 @@ SLOWEST = "slowest"
 Answer = Mapping[str, Any]
 
 
-def slowest_sample(answers: Mapping[int, Answer | None]) -> tuple[str, int, int] | None:
-    """Return prompt key, engine and response tokens of the longest unfinished sample, from engines' answers."""
-    found = [(engine, answer[SLOWEST]) for engine, answer in answers.items() if answer and answer.get(SLOWEST)]
-    if not found:
-        return None
-    engine, (prompt, tokens) = max(found, key=lambda one: one[1][1])
+def slowest_sample(answers: Sequence[Answer | None]) -> tuple[str, int | None, int]:
+    """Return prompt key, engine and response tokens of the longest unfinished sample; engine None without any."""
+    found = [(*answer[SLOWEST], engine) for engine, answer in enumerate(answers) if answer and answer.get(SLOWEST)]
+    prompt, tokens, engine = max(found, key=lambda one: one[1], default=("", 0, None))
     return prompt, engine, tokens
 
 

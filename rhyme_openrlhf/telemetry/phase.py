@@ -94,9 +94,7 @@ def phases(events: Sequence[Recorded], earlier: Iterable[Sequence[Recorded]] = (
     """
     if not events:
         return [Phase(RAY, begun)]
-    walk = _Walk()
-    for recorded in events:
-        walk.take(recorded)
+    walk = _Walk(events)
     usual = usual_seconds(earlier) if walk.open else {}
     return [replace(phase, usual_seconds=usual.get(phase.name)) for phase in walk.open.values()]
 
@@ -105,25 +103,24 @@ def usual_seconds(runs: Iterable[Sequence[Recorded]]) -> dict[str, float]:
     """Return the median seconds of each phase over all its occurrences in these runs."""
     found: dict[str, list[float]] = defaultdict(list)
     for events in runs:
-        walk = _Walk()
-        for recorded in events:
-            walk.take(recorded)
-        for name, seconds in walk.seconds:
+        for name, seconds in _Walk(events).seconds:
             found[name].append(seconds)
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
 class _Walk:
-    """The open phases by name, and the seconds of those that have ended."""
+    """The open phases by name after some events, and the seconds of those that have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Iterable[Recorded]) -> None:
         self.open: dict[str, Phase] = {}
         self.seconds: list[tuple[str, float]] = []
         self._engines = 0
         self._ready: set[str] = set()
         self._trained = 0
+        for recorded in events:
+            self._take(recorded)
 
-    def take(self, recorded: Recorded) -> None:
+    def _take(self, recorded: Recorded) -> None:
         event, at = recorded.event, recorded.time
         if isinstance(event, RunStarted):
             # A resumed attempt starts anew.

@@ -83,7 +83,7 @@ class RolloutWatch:
                 continue
             finished = min(done.finished_samples, samples) if self._overlapping else done.finished_samples
             # Of the engines that answered now: a lost one has no unfinished sample any more.
-            slowest = slowest_sample(dict(enumerate(answers))) or ("", None, 0)
+            slowest = slowest_sample(answers)
             progress = RolloutProgress(
                 step, finished, samples, done.response_tokens, seconds, done.drafted, done.accepted, *slowest
             )

@@ -77,7 +77,7 @@ def install(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **set
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **settings: Any) -> list[Event]:
-    """What the run records while its engines get their profile."""
+    """Return the events that a run records while its engines get their profile."""
     found: list[Event] = []
     services = SimpleNamespace(
         layouts=None,

@@ -17,8 +17,8 @@ from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.comparison import differing, everything_of
 from rhyme_openrlhf.api.read.log_files import LogError
 from rhyme_openrlhf.api.read.run_files import USUAL, Kind, list_files, places_of_attempt, sizes
-from rhyme_openrlhf.api.read.run_json import attempt_view, run_detail
-from rhyme_openrlhf.api.read.runs import RunFilter, list_runs, names_around
+from rhyme_openrlhf.api.read.run_json import attempt_view, run_tag
+from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import UID_LENGTH, Run
 from rhyme_openrlhf.settings.recorded import is_own
@@ -68,7 +68,7 @@ def config_page(
             "attempts": [attempt_view(attempt) for attempt in run.attempts],
             "created_by": run.created_by,
             "files": _files(session, run, readable_roots(launching)),
-            "tag": run_detail(run, *names_around(session, run), (), page.now).etag,
+            "tag": run_tag(run),
         }
         if other is not None:
             recorded = [everything_of(run), everything_of(other)]

@@ -15,8 +15,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.curves import curves
 from rhyme_openrlhf.api.read.phases import phases_of
-from rhyme_openrlhf.api.read.run_json import run_summary
-from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.read.runs import summary_of
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
@@ -95,12 +94,11 @@ def run_tiles(uid: RunUid, page: PageDep) -> HTMLResponse:
 
 def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
     """Return the values of the header, which every tab shows."""
-    summary = run_summary(run, *names_around(session, run))
     active = run.status in ACTIVE
     left = seconds_left(step_ends(session, run), run.steps_total) if run.status == "running" else None
     end = run.finished_at if run.status in ENDED else page.now
     return {
-        "run": summary,
+        "run": summary_of(session, run),
         "phases": [phase.text(page.now) for phase in phases_of(session, run)],
         "notes": run.notes,
         "progress": text.share(run.step, run.steps_total),

@@ -14,10 +14,10 @@ from sqlalchemy import select
 from sqlalchemy.engine import make_url
 
 from rhyme_openrlhf import __version__
+from rhyme_openrlhf.api.access.audit import audit_entries
 from rhyme_openrlhf.api.access.launching import LaunchingDep
 from rhyme_openrlhf.api.launch.actions import LaunchSettings
 from rhyme_openrlhf.api.launch.schema import upstream_version
-from rhyme_openrlhf.api.read.audit import audit_entries
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.credentials import is_valid

@@ -7,21 +7,22 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.read import webhooks as read
+from rhyme_openrlhf.api.read.pagination import newest
+from rhyme_openrlhf.api.store.models import Webhook, WebhookDelivery
 from rhyme_openrlhf.api.store.webhooks import MOST_WEBHOOKS, state_of
+from rhyme_openrlhf.settings.control import WEBHOOK_EVENTS, WEBHOOK_LIMITS
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
 
 # Newest messages on the page; the API and `rhyme webhooks log` have all of them.
 MESSAGES = 50
-# Events with their words in the form and the list, and the fields of their limits: name, words, default.
-EVENTS: dict[str, tuple[str, str, str, float]] = {
-    "failed": ("failed", "", "", 0),
-    "finished": ("finished", "", "", 0),
-    "stalled": ("stalled", "stalled_minutes", "Stalled after minutes", 30),
-    "reward_fell": ("reward fell", "reward_fall", "Reward below its best by", 0.1),
-    "engine_idle": ("engines idle", "idle_percent", "Engines idle above %", 50),
+# Events in words, and the labels of their limits.
+WORDS = dict(zip(WEBHOOK_EVENTS, ("failed", "finished", "stalled", "reward fell", "engines idle"), strict=True))
+LABELS = {
+    "stalled": "Stalled after minutes",
+    "reward_fell": "Reward below its best by",
+    "engine_idle": "Engines idle above %",
 }
 
 
@@ -41,15 +42,16 @@ def _content(page: Page) -> dict[str, Any]:
     rows, messages = [], []
     if page.may_act:
         with page.service.database.reading() as session:
-            rows = read.webhooks(session, MOST_WEBHOOKS, None)[0]
-            messages = read.deliveries(session, None, MESSAGES, None)[0]
+            rows = newest(session, Webhook, [], MOST_WEBHOOKS, None)[0]
+            messages = newest(session, WebhookDelivery, [], MESSAGES, None)[0]
     names = {row.id: row.name for row in rows}
     hooks = [(row, [_told(row, event) for event in row.events]) for row in rows]
     log = [(one, names[one.webhook_id], state_of(one)) for one in messages]
-    return {"events": EVENTS, "hooks": hooks, "messages": log}
+    limits = [(LABELS[event], limit) for event, limit in WEBHOOK_LIMITS.items()]
+    return {"events": WORDS, "limits": limits, "hooks": hooks, "messages": log}
 
 
 def _told(row: Any, event: str) -> str:
     """Return an event with its limit, such as `stalled 30`."""
-    words, field, _, _ = EVENTS[event]
-    return f"{words} {getattr(row, field):g}" if field else words
+    limit = WEBHOOK_LIMITS.get(event)
+    return f"{WORDS[event]} {getattr(row, limit.field):g}" if limit else WORDS[event]

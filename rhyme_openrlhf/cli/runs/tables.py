@@ -14,6 +14,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from rhyme_openrlhf.settings.control import WEBHOOK_LIMITS
 from rhyme_openrlhf.telemetry import wording
 
 Json = Mapping[str, Any]
@@ -119,10 +120,10 @@ def audit_table(entries: Sequence[Json]) -> Table:
 def webhooks_table(webhooks: Sequence[Json]) -> Table:
     """Build the table of webhooks; an event that has a limit shows it."""
     table = _table("id", "name", "form", "events", "address")
-    limits = {"stalled": "stalled_minutes", "reward_fell": "reward_fall", "engine_idle": "idle_percent"}
     for webhook in webhooks:
-        events = (f"{one} {webhook.get(limits[one])}" if one in limits else one for one in webhook.get("events") or [])
-        cells = (webhook.get("id"), webhook.get("name"), webhook.get("form"), ", ".join(events), webhook.get("url"))
+        limits = {event: f" {webhook.get(limit.field)}" for event, limit in WEBHOOK_LIMITS.items()}
+        events = ", ".join(event + limits.get(event, "") for event in webhook.get("events") or [])
+        cells = (webhook.get("id"), webhook.get("name"), webhook.get("form"), events, webhook.get("url"))
         _row(table, *map(text, cells))
     return table
 

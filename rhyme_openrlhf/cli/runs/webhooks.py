@@ -10,9 +10,8 @@ from rhyme_openrlhf.cli.runs import tables
 from rhyme_openrlhf.cli.runs.actions import show_answer
 from rhyme_openrlhf.cli.runs.command import add_command, count, perform
 from rhyme_openrlhf.client import Client, ClientError
+from rhyme_openrlhf.settings.control import WEBHOOK_EVENTS, WEBHOOK_LIMITS
 from rhyme_openrlhf.settings.options import Parser
-
-EVENTS = ("failed", "finished", "stalled", "reward_fell", "engine_idle")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,17 +32,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     adding.add_argument("name", metavar="NAME", help="for people")
     adding.add_argument("url", metavar="URL", help="where messages are posted to")
-    adding.add_argument("--event", action="append", required=True, choices=EVENTS, help="about these (repeat)")
+    adding.add_argument("--event", action="append", required=True, choices=WEBHOOK_EVENTS, help="about these (repeat)")
     adding.add_argument("--form", default="json", choices=("json", "slack"), help="of its messages (default: json)")
-    adding.add_argument(
-        "--stalled-minutes", type=float, default=30, metavar="N", help="minutes in which a run did nothing (30)"
-    )
-    adding.add_argument(
-        "--reward-fall", type=float, default=0.1, metavar="X", help="how far the reward is below its best (0.1)"
-    )
-    adding.add_argument(
-        "--idle-percent", type=float, default=50, metavar="X", help="engines idle above X %% of the rollouts (50)"
-    )
+    for event, (field, default, meaning) in WEBHOOK_LIMITS.items():
+        help = f"{event}: {meaning} (default: {default})"
+        adding.add_argument(f"--{field.replace('_', '-')}", type=float, default=default, metavar="X", help=help)
     for name, action, help in (
         ("test", test, "send a test message now, and say how that went"),
         ("delete", delete, "delete a webhook with its messages"),
@@ -72,7 +65,7 @@ def show(client: Client, args: argparse.Namespace) -> int:
 
 def add(client: Client, args: argparse.Namespace) -> int:
     """`rhyme webhooks add`"""
-    limits = {name: getattr(args, name) for name in ("stalled_minutes", "reward_fall", "idle_percent")}
+    limits = {name: getattr(args, name) for name, _, _ in WEBHOOK_LIMITS.values()}
     made = client.make_webhook(args.name, args.url, args.event, form=args.form, **limits)
     # The secret alone on standard output, so that it goes into a file.
     print(json.dumps(made, indent=2) if args.json else made["secret"])

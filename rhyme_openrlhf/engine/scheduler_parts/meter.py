@@ -22,7 +22,7 @@ from rhyme_openrlhf.drafting.source import Attribution, Verified
 from rhyme_openrlhf.engine.calls import SchedulerMeter
 from rhyme_openrlhf.engine.requests import PROMPT_KEY, UNCOUNTED
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
-from rhyme_openrlhf.telemetry.engine_events import KV_CACHE
+from rhyme_openrlhf.telemetry.engine_events import KV_CACHE, SLOWEST
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES
 
 # vLLM 0.29.0 pads the draft of a request that enters decode with this token (v1/core/sched/scheduler.py).
@@ -173,11 +173,11 @@ class Meter(StepMeter, Part):
         super().__init__()
         self._scheduler = scheduler
 
-    def read_counters(self) -> dict[str, int | float]:
-        """Return all that this engine did since it started, as EngineCounters' fields; and KV_CACHE, as of now."""
-        return {**self.counters(), KV_CACHE: self._scheduler.kv_cache_manager.usage}
+    def read_counters(self) -> dict[str, Any]:
+        """Return what this engine did since it started, as EngineCounters' fields; KV_CACHE and SLOWEST as of now."""
+        return {**self.counters(), KV_CACHE: self._scheduler.kv_cache_manager.usage, SLOWEST: self._slowest()}
 
-    def slowest(self) -> tuple[str, int] | None:
+    def _slowest(self) -> tuple[str, int] | None:
         """Return prompt key and response tokens of the counted, unfinished sample with the most; None without any."""
         arguments = ((extra_arguments(one), one.num_output_tokens) for one in self._scheduler.requests.values())
         counted = [(told.get(PROMPT_KEY, ""), tokens) for told, tokens in arguments if not told.get(UNCOUNTED)]

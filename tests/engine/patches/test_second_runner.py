@@ -20,7 +20,7 @@ LONGEST = 8
 
 
 def state(names: list[str]) -> Any:
-    """What `write_drafts` uses of vLLM's request state: rows by request, and int64[rows, longest draft]."""
+    """Return the part of vLLM's request state that `write_drafts` uses: rows by request, int64[rows, longest draft]."""
     rows = {name: len(names) - 1 - number for number, name in enumerate(names)}
     return SimpleNamespace(req_id_to_index=rows, draft_tokens=torch.full((len(names), LONGEST), -7, dtype=torch.int64))
 
