@@ -1,34 +1,37 @@
-"""Are drafts faster than an engine without them, at every number of running samples? Measured: two real engines.
+"""Are drafts faster than an engine without them, at every number of running samples? Measured: real engines.
 
     python benchmarks/speed_by_load.py --running 1 8 32 128 512 --out speed_by_load.json [-- options of rhyme train]
 
-The engines are those of `rhyme verify`: one speculates, the other is the run's with --no-histospec.enable, with all
-that vLLM then chooses (model runner, asynchronous scheduling). At each load both generate the same number of samples,
-in turn. The history is what the same weights answered before, so the ratio is an upper bound for training. Without
-options: the demo's model and prompts; on a GPU engines use CUDA graphs. The file is written after each load.
+The engines are those of `rhyme verify`: one for each of vLLM's model runners that drafts (on a GPU both), and the run's
+with --no-histospec.enable, with all that vLLM then chooses (model runner, asynchronous scheduling). At each load all
+generate the same number of samples, in turn. The history is what the same weights answered before, so the ratio is an
+upper bound for training. Without options: the demo's model and prompts; on a GPU engines use CUDA graphs. The file is
+written after each load.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.cli import demo, train_arguments
 from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.platform import run_gpus
+from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2
 from rhyme_openrlhf.verify.bench import Prompt, installed
-from rhyme_openrlhf.verify.engines import EnginePair, EnginePool
-from rhyme_openrlhf.verify.speed import compare, draft_index, timed
+from rhyme_openrlhf.verify.engines import Engine, EnginePool
+from rhyme_openrlhf.verify.speed import Round, compare, draft_index, timed
 
 LOADS = (1, 8, 32, 128, 512)
 PROMPTS = 12
 # Samples of each prompt in its history.
-HISTORY = 8
+HISTORY_SAMPLES = 8
 # Draft tokens for every sample of the largest load would need 33 rows each; this many are verified together.
 BATCHED_TOKENS = 8192
 
@@ -44,22 +47,34 @@ def histories(prompts: Sequence[Prompt], answers: Sequence[Answer], context: int
     return {f"load-{n}": draft_index(prompt, answers[n :: len(prompts)], context) for n, prompt in enumerate(prompts)}
 
 
-def measure(pair: EnginePair, prompts: Sequence[Prompt], running: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Return the figures of one load: each engine in turn, `rounds` times, after one round that is not counted."""
-    plain, speculating = [], []
+def measure(
+    plain: Engine, drafting: Mapping[str, Engine], prompts: Sequence[Prompt], running: int, tokens: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return the figures of one load by the runner that drafts: all engines in turn, after one round that is not
+    counted.
+    """
+    without: list[Round] = []
+    found: dict[str, list[Round]] = {runner: [] for runner in drafting}
     for number in range(rounds + 1):
-        one = timed(pair.plain, requests(prompts, running, tokens, drafts=False))[0]
-        other = timed(pair.speculating, requests(prompts, running, tokens, drafts=True))[0]
+        one = timed(plain, requests(prompts, running, tokens, drafts=False))[0]
+        others = {
+            r: timed(engine, requests(prompts, running, tokens, drafts=True))[0] for r, engine in drafting.items()
+        }
         if number:
-            plain.append(one)
-            speculating.append(other)
-    return {"running": running, "rounds": rounds} | dataclasses.asdict(compare(plain, speculating))
+            without.append(one)
+            for runner, other in others.items():
+                found[runner].append(other)
+    return [
+        {"running": running, "runner": runner, "rounds": rounds} | dataclasses.asdict(compare(without, rows))
+        for runner, rows in found.items()
+    ]
 
 
 def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=LOADS, help="samples that run at once")
+    parser.add_argument("--runners", nargs="+", choices=(V1, V2), help="that draft (on a GPU both, else v1)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="at most, of each sample")
     parser.add_argument("--seconds", type=float, default=3600, help="no load begins after this time")
@@ -76,26 +91,33 @@ def main() -> None:
     prompts = [Prompt(text, tuple(tokens)) for text, tokens in preflight.some_prompts(checked.args, PROMPTS)]
     tokens = min(chosen.tokens, checked.args.data.max_len - max(len(prompt.tokens) for prompt in prompts))
     room = {"max_num_seqs": max(chosen.running), "max_num_batched_tokens": BATCHED_TOKENS}
+    drafting = checked.settings.drafting
+    runners = chosen.runners or ((V1, V2) if gpus and drafting.source == HISTORY else (V1,))
     pool = EnginePool(checked.args, checked.settings, checked.on_gpus, more=room)
     try:
-        pair = pool.pair(pool.run_dtype)
-        print(pair.chosen, flush=True)
-        answers = timed(pair.plain, requests(prompts, HISTORY * len(prompts), tokens, drafts=False))[1]
+        arms = [None, *(dataclasses.replace(drafting, runner=runner) for runner in runners)]
+        plain, *engines = pool.side_by_side(pool.run_dtype, arms)
+        speculating = dict(zip(runners, engines, strict=True))
+        print(f"without drafts: {plain.facts.words}", flush=True)
+        answers = timed(plain, requests(prompts, HISTORY_SAMPLES * len(prompts), tokens, drafts=False))[1]
         indexes = histories(prompts, answers, checked.settings.histospec.prefix_max)
-        found: dict[str, Any] = {"kind": "measured", "gpus": gpus, "engines": pair.figures, "loads": []}
-        with installed(pair.speculating, indexes):
+        facts = {"plain": plain.facts} | {runner: engine.facts for runner, engine in speculating.items()}
+        found: dict[str, Any] = {"kind": "measured", "gpus": gpus, "loads": []}
+        found["engines"] = {name: dataclasses.asdict(fact) for name, fact in facts.items()}
+        with contextlib.ExitStack() as histories_of:
+            for engine in engines:
+                histories_of.enter_context(installed(engine, indexes))
             for running in chosen.running:
                 if time.monotonic() > until:
                     print(f"no time is left for {running} running samples", flush=True)
                     break
-                figures = measure(pair, prompts, running, tokens, chosen.rounds)
-                found["loads"].append(figures)
+                loads = measure(plain, speculating, prompts, running, tokens, chosen.rounds)
+                found["loads"].extend(loads)
                 chosen.out.write_text(json.dumps(found, indent=1) + "\n")
-                print(
-                    f"{running:4d} running: {figures['speculating_tokens_per_second']:,.0f} tokens/s with drafts, "
-                    f"{figures['plain_tokens_per_second']:,.0f} without: {figures['ratio']:.2f} times",
-                    flush=True,
-                )
+                for load in loads:
+                    speeds = load["speculating_tokens_per_second"], load["plain_tokens_per_second"]
+                    said = f"{speeds[0]:,.0f} tokens/s with drafts, {speeds[1]:,.0f} without: {load['ratio']:.2f} times"
+                    print(f"{running:4d} running, {load['runner']}: {said}", flush=True)
     finally:
         pool.close()
 

@@ -151,9 +151,10 @@ def speed(context: Context, out: Path) -> list[str]:
 
 
 def speed_words(figures: Figures) -> str:
-    """Return the ratio at each load."""
+    """Return the ratio at each load, by the model runner that drafts."""
     return ", ".join(
-        f"{load['running']} running: {load['ratio']:.2f} times ({load['ratio_low']:.2f} to {load['ratio_high']:.2f})"
+        f"{load['running']} running, {load['runner']}: {load['ratio']:.2f} times "
+        f"({load['ratio_low']:.2f} to {load['ratio_high']:.2f})"
         for load in figures["loads"]
     )
 
@@ -217,6 +218,8 @@ PARTS = (
     Part("doctor", "what is installed", 60, doctor, read_json, doctor_words, answers=(0, 1)),
     Part("weights", "trained weights reach every engine", 300, verify("weights"), read_json, verify_words),
     Part("lossless", "output with drafts is that without", 400, verify("greedy,sampled"), read_json, verify_words),
+    Part("lossless-v2", "the same, drafts in vLLM's second runner", 400, 
+         verify("greedy,sampled", "--drafting.runner", "v2"), read_json, verify_words, gpu_only=True),
     Part("profile", "step times", 300, profile, read_json, profile_words),
     Part("speed", "with drafts against without", 480, speed, read_json, speed_words),
     Part("train-openrlhf", "colocated, OpenRLHF's transport", 300, colocated("openrlhf"), read_run, run_words),

@@ -6,8 +6,9 @@ Read in this order:
 2. `launch` is one run from checked arguments to summary; `source_code` says which code it is made with.
 3. `placement` points OpenRLHF's launcher at our classes.
 4. `reporting` starts the reporter, and records what the machines do.
-5. `supervisor` watches the run: which process died, and its last words; `stage_watch` says which stage is stuck.
+5. `supervisor` watches the run: which process died; `process_logs` has its last words; `stage_watch` says which stage
+   is stuck.
 6. `termination` turns SIGTERM into a stop with a checkpoint; `reaper` ends what is left, however the driver ended.
 
-`resources`, `model_shape` and `stage_watch` import neither ray, vllm nor torch.
+`resources`, `model_shape`, `process_logs` and `stage_watch` import neither ray, vllm nor torch.
 """

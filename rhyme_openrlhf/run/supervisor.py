@@ -29,6 +29,7 @@ import ray
 import ray._private.state
 from ray.core.generated.gcs_pb2 import ActorTableData
 
+from rhyme_openrlhf.run.process_logs import CORE_FAILED, core_error, last_lines
 from rhyme_openrlhf.run.stage_watch import StageWatch
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import follow
@@ -60,6 +61,7 @@ CAUSES = {
     "NODE_DIED": "its node is gone",
     "RAY_KILL": "it was killed through Ray",
 }
+NOT_STARTED = "it could not start"
 
 
 @dataclass(frozen=True)
@@ -114,31 +116,10 @@ def rank_jobs() -> list[str]:
 def _cause(death: Any) -> str:
     if death.HasField("creation_task_failure_context"):
         lines = death.creation_task_failure_context.formatted_exception_string.strip().splitlines()
-        return f"it could not start: {lines[-1] if lines else 'no message'}"
+        return f"{NOT_STARTED}: {lines[-1] if lines else 'no message'}"
     context = death.actor_died_error_context
     reason = type(context).Reason.Name(context.reason)
     return "" if reason in HARMLESS else CAUSES.get(reason, reason.lower())
-
-
-TAIL_LINES = 8
-# Enough for TAIL_LINES of any length that helps, without reading a log of gigabytes.
-TAIL_BYTES = 16384
-
-
-def last_lines(logs: Path, pid: int) -> list[str]:
-    """Return the last lines that process `pid` printed, standard error last; empty if it ran on another machine.
-
-    `logs` is the directory in which Ray keeps worker-<worker>-<job>-<pid>.out and .err.
-    """
-    lines: list[str] = []
-    for suffix in ("out", "err"):
-        for path in logs.glob(f"worker-*-{pid}.{suffix}"):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-            # Ray's own markers begin with ":".
-            lines += [line for line in text.splitlines() if line.strip() and not line.startswith(":")][-TAIL_LINES:]
-    return lines[-TAIL_LINES:]
 
 
 POLL_SECONDS = 2.0
@@ -260,6 +241,8 @@ class Supervisor:
 
     def _died(self, actor: ActorRow, cause: str) -> None:
         self._dead.add(actor.key)
+        if CORE_FAILED in cause and (error := core_error(self._logs, actor.pid)):
+            cause = f"{NOT_STARTED}: {error}"
         tail = last_lines(self._logs, actor.pid)
         self._record(ProcessDied(actor.name, actor.pid, actor.node, cause, False, tail))
         where = f"(process {actor.pid} on {actor.node})"

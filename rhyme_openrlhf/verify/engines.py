@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -33,8 +35,10 @@ from rhyme_openrlhf.engine.actor_parts.part import Part
 from rhyme_openrlhf.engine.calls import AnswerCalls
 from rhyme_openrlhf.engine.factory import EngineFactory, parts_of_checked
 from rhyme_openrlhf.engine.messages import Answer, Request
+from rhyme_openrlhf.run.process_logs import core_error
 from rhyme_openrlhf.run.resources import SPARE_CPUS
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.verify.outcome import VerifyError
 
@@ -109,7 +113,6 @@ class EnginePair:
 
     plain: Engine
     speculating: Engine
-    shared_gpu: bool
 
     @property
     def chosen(self) -> str:
@@ -148,6 +151,8 @@ class EnginePool:
         self._on_gpus = on_gpus
         self._pair: EnginePair | None = None
         self._dtype = ""
+        # Ray's, once it is started.
+        self._logs = Path()
         self._actors: list[Any] = []
         self._groups: list[Any] = []
 
@@ -166,12 +171,15 @@ class EnginePool:
         if ray.is_initialized():
             return
         if self._on_gpus:
-            ray.init(log_to_driver=False, logging_level="ERROR")
-            return
-        from rhyme_openrlhf.platform.local_ray import start_local_ray
+            context = ray.init(log_to_driver=False, logging_level="ERROR")
+        else:
+            from rhyme_openrlhf.platform.local_ray import start_local_ray
 
-        slots = engines * self.tensor_parallel_size
-        start_local_ray(slots, slots + SPARE_CPUS, {"TOKENIZERS_PARALLELISM": "true"}, log_to_driver=False)
+            slots = engines * self.tensor_parallel_size
+            context = start_local_ray(
+                slots, slots + SPARE_CPUS, {"TOKENIZERS_PARALLELISM": "true"}, log_to_driver=False
+            )
+        self._logs = Path(context.address_info["session_dir"]) / "logs"
 
     def object_store_bytes(self) -> int:
         """Return the size of Ray's object store, of all nodes together."""
@@ -186,19 +194,28 @@ class EnginePool:
     def pair(self, dtype: str) -> EnginePair:
         """Return the two engines in a number format ("float32", "bfloat16"). Raises VerifyError."""
         if self._pair is None or self._dtype != dtype:
-            self.stop_engines()
-            self.start_ray()
-            shared = self._shares_gpus()
-            groups = [self._place()] * 2 if shared else [self._place(), self._place()]
-            actors = []
-            for speculate, group in zip((False, True), groups, strict=True):
-                actors.append(self._start(dtype, speculate, group, shared))
-                if shared:
-                    # One after the other: vLLM measures the free memory of a GPU while it starts.
-                    self._ready(actors[-1], dtype)
-            plain, speculating = (self._ready(actor, dtype) for actor in actors)
-            self._pair, self._dtype = EnginePair(plain, speculating, shared), dtype
+            plain, speculating = self.side_by_side(dtype, (None, self._settings.drafting))
+            self._pair, self._dtype = EnginePair(plain, speculating), dtype
         return self._pair
+
+    def side_by_side(self, dtype: str, arms: Sequence[DraftingSettings | None]) -> list[Engine]:
+        """Start an engine for each arm, in place of those that ran before: how it drafts, or None: it does not.
+
+        Raises VerifyError.
+        """
+        self.stop_engines()
+        self.start_ray(len(arms))
+        shared = self._shares_gpus(len(arms))
+        groups = [self._place()] * len(arms) if shared else [self._place() for _ in arms]
+        actors = []
+        for drafting, group in zip(arms, groups, strict=True):
+            actors.append(self._start(dtype, drafting, group, self._fraction(len(arms) if shared else 1)))
+            if shared:
+                # One after the other: vLLM measures the free memory of a GPU while it starts.
+                self._wait_until_ready(actors[-1], dtype)
+        for actor in actors:
+            self._wait_until_ready(actor, dtype)
+        return [Engine(actor) for actor in actors]
 
     def single(self) -> Any:
         """Start one speculating engine in the run's number format and return its actor. Raises VerifyError."""
@@ -208,13 +225,14 @@ class EnginePool:
         """Start several engines like `single`, each with devices of its own, in place of those that ran before."""
         self.stop_engines()
         self.start_ray(max(engines, 2))
-        actors = [self._start(self.run_dtype, speculate, self._place(), False) for _ in range(engines)]
+        drafting = self._settings.drafting if speculate else None
+        actors = [self._start(self.run_dtype, drafting, self._place(), self._fraction(1)) for _ in range(engines)]
         for actor in actors:
-            wait(actor.ready.remote(), START_SECONDS, f"an engine in {self.run_dtype} to start")
+            self._wait_until_ready(actor, self.run_dtype)
         return actors
 
-    def _shares_gpus(self) -> bool:
-        return ray.cluster_resources().get("GPU", 0) < 2 * self.tensor_parallel_size
+    def _shares_gpus(self, engines: int) -> bool:
+        return ray.cluster_resources().get("GPU", 0) < engines * self.tensor_parallel_size
 
     def _place(self) -> Any:
         """Reserve the GPUs of one engine; upstream's own placement group would be out of reach and never given back."""
@@ -223,17 +241,19 @@ class EnginePool:
         wait(group.ready(), CALL_SECONDS, f"{self.tensor_parallel_size} free GPUs")
         return group
 
-    def _fraction(self, shared: bool) -> float:
-        own = self._args.vllm.gpu_memory_utilization
-        return min(own, SHARED_FRACTION) / 2 if shared else own
+    def _fraction(self, engines: int) -> float:
+        """Return an engine's share of the memory of GPUs that `engines` have together."""
+        own: float = self._args.vllm.gpu_memory_utilization
+        return own if engines == 1 else min(own, SHARED_FRACTION) / engines
 
-    def _start(self, dtype: str, speculate: bool, group: Any, shared: bool) -> Any:
+    def _start(self, dtype: str, drafting: DraftingSettings | None, group: Any, fraction: float) -> Any:
+        speculate = drafting is not None
         settings = dataclasses.replace(
             self._settings,
             # Checks draft what they installed: other samples must not come in between.
             histospec=dataclasses.replace(self._settings.histospec, enable=speculate, siblings=False, shared_tokens=0),
             # Nor steps in which drafts are left out to measure their gain: a check counts what was verified.
-            drafting=dataclasses.replace(self._settings.drafting, probe_share=0),
+            drafting=dataclasses.replace(drafting or self._settings.drafting, probe_share=0),
             cpu=dataclasses.replace(self._settings.cpu, dtype=dtype),
         )
         args = self._args
@@ -252,7 +272,7 @@ class EnginePool:
             args.vllm.enforce_eager,
             args.data.max_len,
             group,
-            self._fraction(shared),
+            fraction,
             # Two engines that take turns need no sleep; and one that slept could not answer.
             False,
             "processed_logprobs",
@@ -260,9 +280,16 @@ class EnginePool:
         self._actors.append(actor)
         return actor
 
-    def _ready(self, actor: Any, dtype: str) -> Engine:
-        wait(actor.ready.remote(), START_SECONDS, f"an engine in {dtype} to start")
-        return Engine(actor)
+    def _wait_until_ready(self, actor: Any, dtype: str) -> None:
+        try:
+            wait(actor.ready.remote(), START_SECONDS, f"an engine in {dtype} to start")
+        except VerifyError as error:
+            # Ray's text of an actor that could not be made names its process.
+            process = re.search(r"\bpid=(\d+)", str(error.__cause__))
+            found = core_error(self._logs, int(process[1])) if process else ""
+            if not found:
+                raise
+            raise VerifyError(f"an engine in {dtype} did not start: {found} (its log is in {self._logs})") from error
 
     def fits(self, weight_bytes: int) -> bool:
         """Return whether two engines fit, each with `weights` bytes of weights; on the host the answer is always yes.
@@ -275,7 +302,7 @@ class EnginePool:
 
         self.start_ray()
         memory = torch.cuda.get_device_properties(0).total_memory
-        room = memory * self._fraction(self._shares_gpus()) * WEIGHTS_SHARE
+        room = memory * self._fraction(2 if self._shares_gpus(2) else 1) * WEIGHTS_SHARE
         return weight_bytes / self.tensor_parallel_size < room
 
     def stop_engines(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from rhyme_openrlhf.engine_errors import leave_out_lost
-from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, TAIL_LINES, Supervisor, last_lines, read_actors
+from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, Supervisor, read_actors
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady, RolloutStarted
@@ -274,10 +274,3 @@ def test_a_nested_failure_is_said_in_one_line(session: Path) -> None:
     with pytest.raises(ray.exceptions.RayTaskError) as failed:
         ray.get(outer.remote())
     assert one_sentence(failed.value) == "ValueError: the innermost cause"
-
-
-def test_the_last_lines_of_a_log(tmp_path: Path) -> None:
-    (tmp_path / "worker-ab-01-77.out").write_text(":job_id:01\n" + "\n".join(f"line {n}" for n in range(5000)))
-    (tmp_path / "worker-ab-01-77.err").write_text("the end\n")
-    assert last_lines(tmp_path, 77) == [*(f"line {n}" for n in range(5000 - TAIL_LINES + 1, 5000)), "the end"]
-    assert last_lines(tmp_path, 78) == []

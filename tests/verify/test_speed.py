@@ -82,7 +82,7 @@ def test_engines_take_turns_on_the_users_prompts_and_only_one_drafts(args: Any) 
     prompts = tuple(Prompt(f"p{number}", (1, 2, 3, number)) for number in range(3))
     bench: Any = SimpleNamespace(
         inputs=SimpleNamespace(args=args, prompts=prompts, settings=RhymeSettings()),
-        run_pair=lambda: EnginePair(plain, speculating, shared_gpu=False),
+        run_pair=lambda: EnginePair(plain, speculating),
         say=lambda text: None,
         room=lambda prompt, most: most,
         context=7,
@@ -107,7 +107,7 @@ def test_the_report_says_what_vllm_chose_for_each_engine(args: Any) -> None:
     speculating.facts = EngineFacts("float32", async_scheduling=False, speculates=True, model_runner="V1")
     bench: Any = SimpleNamespace(
         inputs=SimpleNamespace(args=args, prompts=(Prompt("p", (1, 2, 3)),), settings=RhymeSettings()),
-        run_pair=lambda: EnginePair(plain, speculating, shared_gpu=False),
+        run_pair=lambda: EnginePair(plain, speculating),
         say=lambda text: None,
         room=lambda prompt, most: most,
         context=7,
