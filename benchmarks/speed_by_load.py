@@ -2,9 +2,9 @@
 
     python benchmarks/speed_by_load.py --running 1 8 32 128 512 --out speed_by_load.json [-- options of rhyme train]
 
-The engines are those of `rhyme verify`: one for each of vLLM's model runners that drafts (on a GPU both), and the run's
-with --no-histospec.enable, with all that vLLM then chooses (model runner, asynchronous scheduling). At each load all
-generate the same number of samples, in turn. The history is what the same weights answered before, so the ratio is an
+The engines are those of `rhyme verify`. Each of vLLM's model runners drafts in one of them (on a GPU both). One more is
+the run's with --no-histospec.enable, with all that vLLM then chooses (model runner, asynchronous scheduling). At each
+load all generate the same number of samples, in turn. The history is what the same weights answered before, so the ratio is an
 upper bound for training. Without options: the demo's model and prompts; on a GPU engines use CUDA graphs. The file is
 written after each load.
 """

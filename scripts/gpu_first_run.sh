@@ -9,7 +9,7 @@
 #   PYTHON=FILE  (environment) the Python that has the package; otherwise .venv/bin/python or python3
 #
 # Each part has its own time limit and ends alone: a failed part does not stop the next. Without a GPU, what is for GPUs
-# alone is skipped. NOT RUN on a GPU by us yet.
+# alone is skipped.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

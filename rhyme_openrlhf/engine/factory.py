@@ -63,7 +63,7 @@ class EngineFactory:
     """Makes a run's engines, numbered from 0.
 
     `actor` is the Ray actor class to make them of, and `parts` what each has; `started` is told each engine's number
-    and handle; `on_gpus`: the run has GPUs (never run on one).
+    and handle; `on_gpus`: the run has GPUs.
     """
 
     def __init__(

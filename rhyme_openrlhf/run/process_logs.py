@@ -1,4 +1,4 @@
-"""What a process of Ray printed before it ended: its last lines, and the error that the others followed from.
+"""The last words of a process of Ray: the lines before its end, and the error from which the others followed.
 
 Ray keeps worker-<worker>-<job>-<pid>.out and .err of each process on the node's own disk. An engine's core is a process
 of its own that prints to its actor's files.

@@ -6,7 +6,7 @@ Invariants:
   fraction and speculation are the check's.
 - At most one pair is alive. Every wait has a limit, and Ray's errors become a VerifyError.
 - Where the cluster has GPUs for both, each engine has its own. Else they share the GPUs of one, each with half of the
-  fraction that one would get (not run on a GPU by us yet).
+  fraction that one would get.
 """
 
 from __future__ import annotations
@@ -292,10 +292,7 @@ class EnginePool:
             raise VerifyError(f"an engine in {dtype} did not start: {found} (its log is in {self._logs})") from error
 
     def fits(self, weight_bytes: int) -> bool:
-        """Return whether two engines fit, each with `weights` bytes of weights; on the host the answer is always yes.
-
-        Not run on a GPU by us yet.
-        """
+        """Return whether two engines fit, each with `weights` bytes of weights; on the host the answer is always yes."""
         if not self._on_gpus or not gpu_present():
             return True
         import torch

@@ -1,4 +1,4 @@
-"""What a process printed before it ended."""
+"""The last words of a process of Ray."""
 
 from __future__ import annotations
 
