@@ -25,6 +25,7 @@ def install() -> None:
     sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
     import vllm.platforms.cuda
     import vllm.v1.cudagraph_dispatcher
+    import vllm.v1.worker.gpu.model_runner
     import vllm.v1.worker.gpu_model_runner
     from vllm.platforms.interface import DeviceCapability
 
@@ -34,6 +35,7 @@ def install() -> None:
         "get_device_total_memory": 80 << 30,
         "num_compute_units": 132,
         "is_fully_connected": True,
+        "get_global_graph_pool": None,
     }
     methods = {name: classmethod(lambda cls, *_, answer=answer, **__: answer) for name, answer in answers.items()}
     platform = type("StandIn", (vllm.platforms.cuda.NonNvmlCudaPlatform,), methods)()
@@ -41,6 +43,10 @@ def install() -> None:
     for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"]:
         for name in names.keys() & vars(module).keys():
             setattr(module, name, names[name])
+    # One rank, which nobody started.
+    vllm.v1.worker.gpu.cudagraph_utils.get_pp_group = lambda: types.SimpleNamespace(
+        is_first_rank=True, is_last_rank=True
+    )
     for module in [module for name, module in sys.modules.items() if name.startswith("rhyme_openrlhf.")]:
         if "gpu_present" in vars(module):
             module.gpu_present = lambda: True  # type: ignore[attr-defined]

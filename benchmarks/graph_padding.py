@@ -3,8 +3,9 @@
     python benchmarks/graph_padding.py
 
 Counted, not timed. The draft lengths of a recorded run (`replay.py`; ours, by the fixed rules) are given step by step
-to vLLM's own CudagraphDispatcher, for an H100 that is pretended (`cuda_stand_in.py`). "vLLM's default" is vLLM's choice
-for an engine with drafts of up to 32 tokens, FULL_AND_PIECEWISE; "ours" is the setting of our engines.
+to vLLM's own dispatchers, for an H100 that is pretended (`cuda_stand_in.py`). "vLLM's default" is vLLM's choice for an
+engine of the first model runner with drafts of up to 32 tokens, FULL_AND_PIECEWISE; "ours" is the setting of our
+engines, and "ours, V2" that of the second runner.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import cuda_stand_in
 from replay import ENGINES, TRACE, Ours, Sample, read_trace, replay
 
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import V2, DraftingSettings, HistoSpecSettings
 
 # Upper ends of the classes of running samples that are told apart.
 RUNNING = (4, 16, 64, 512)
@@ -74,12 +75,34 @@ def counted(config: Any, steps: list[Step]) -> dict[int, Counter[str]]:
     return found
 
 
+def counted_second(config: Any, steps: list[Step]) -> dict[int, Counter[str]]:
+    """Return the same as `counted`, for the second model runner, which has its own dispatcher."""
+    import torch
+    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.utils import get_uniform_decode_token_count
+
+    cuda_stand_in.resolve_graphs(config)
+    mode, longest = config.compilation_config.cudagraph_mode, 1 + config.num_speculative_tokens
+    graphs = model_runner.ModelCudaGraphManager(config, torch.device("cpu"), mode, decode_query_len=longest)
+    graphs._graphs_captured = True
+    found: dict[int, Counter[str]] = {most: Counter() for most in RUNNING}
+    for step in steps:
+        uniform = get_uniform_decode_token_count(step.running, step.rows, step.longest, has_prefill=False)
+        graph = graphs.dispatch(step.running, step.rows, uniform, 0, step.longest)
+        of_class = found[next(most for most in RUNNING if step.running <= most)]
+        of_class.update({"steps": 1, "rows": step.rows, "computed": graph.num_tokens, graph.cg_mode.name: 1})
+    return found
+
+
 def main() -> None:
     """Print one table, and the counts as JSON."""
     steps = recorded_steps()
     cuda_stand_in.install()
     ways = {"vLLM's default": {"compilation_config": {}}, "ours": {}}
     found = {way: counted(cuda_stand_in.engine_config(RhymeSettings(), **more), steps) for way, more in ways.items()}
+    # From then on every engine of this process has the second runner.
+    second = RhymeSettings(drafting=DraftingSettings(runner=V2))
+    found["ours, V2"] = counted_second(cuda_stand_in.engine_config(second), steps)
     print("| samples running | way | steps | rows asked for | rows computed | more | FULL | PIECEWISE | no graph |")
     print("|---|---|---|---|---|---|---|---|---|")
     for place, most in enumerate(RUNNING):

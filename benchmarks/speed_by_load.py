@@ -4,9 +4,9 @@
 
 The engines are those of `rhyme verify`. Each of vLLM's model runners drafts in one of them (on a GPU both). One more is
 the run's with --no-histospec.enable, with all that vLLM then chooses (model runner, asynchronous scheduling). At each
-load all generate the same number of samples, in turn. The history is what the same weights answered before, so the ratio is an
-upper bound for training. Without options: the demo's model and prompts; on a GPU engines use CUDA graphs. The file is
-written after each load.
+load all generate the same number of samples, in turn. The history is what the same weights answered before, so the
+ratio is an upper bound for training. Without options: the demo's model and prompts; on a GPU engines use CUDA graphs.
+The file is written after each load.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import NGRAM, V2, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import NGRAM, V1, V2, DraftingSettings, HistoSpecSettings
 
 # vLLM imports these by name, in the engine core's process and in the workers'. The extension adds to OpenRLHF's own.
 SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
@@ -57,7 +57,7 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     return {
         "scheduler_cls": SCHEDULER,
         "additional_config": own,
-        **graph_arguments(),
+        **graph_arguments(drafting.runner),
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,
@@ -82,14 +82,18 @@ def vllm_source_arguments(histospec: HistoSpecSettings, drafting: DraftingSettin
     return {"scheduler_cls": SCHEDULER, "async_scheduling": False, "speculative_config": speculative}
 
 
-def graph_arguments() -> dict[str, Any]:
+def graph_arguments(runner: str = V1) -> dict[str, Any]:
     """Return the arguments for the CUDA graphs of an engine that drafts; none without a GPU.
+
+    This is for vLLM's first model runner (V1); the second has its own way (patches/second_runner.py).
 
     FULL graphs serve only steps in which every sample has the longest draft, of which recorded runs have 3 in 2,626
     (`benchmarks/graph_padding.py`). For their sake vLLM 0.29.0 rounds the sizes of all graphs up to multiples of the
     longest draft and one: a sample without drafts computes 33 rows. PIECEWISE graphs keep their sizes.
     """
-    return {"compilation_config": {"cudagraph_mode": "PIECEWISE"}} if gpu_present() else {}
+    if not gpu_present():
+        return {}
+    return {"compilation_config": {"cudagraph_mode": "PIECEWISE" if runner == V1 else "FULL_AND_PIECEWISE"}}
 
 
 def moving_arguments(rhyme: RhymeSettings) -> dict[str, Any]:

@@ -292,7 +292,7 @@ class EnginePool:
             raise VerifyError(f"an engine in {dtype} did not start: {found} (its log is in {self._logs})") from error
 
     def fits(self, weight_bytes: int) -> bool:
-        """Return whether two engines fit, each with `weights` bytes of weights; on the host the answer is always yes."""
+        """Return whether two engines fit, each with `weight_bytes` of weights; on the host they always do."""
         if not self._on_gpus or not gpu_present():
             return True
         import torch

@@ -25,12 +25,13 @@ sys.path.insert(0, {str(BENCHMARKS)!r})
 import cuda_stand_in
 from cuda_stand_in import engine_config, resolve_graphs
 cuda_stand_in.install()
-from graph_padding import Step, counted
+from graph_padding import Step, counted, counted_second
 from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.engine.scheduler_parts.drafting import most_rows
 
 drafting, plain = RhymeSettings(), RhymeSettings(histospec=HistoSpecSettings(enable=False))
 ngram = RhymeSettings(drafting=DraftingSettings(source="ngram"))
+second = RhymeSettings(drafting=DraftingSettings(runner="v2"))
 steps = [Step(*step) for step in {STEPS!r}]
 default = {{"compilation_config": {{}}}}
 
@@ -45,7 +46,7 @@ def facts(config):
         mode=config.compilation_config.cudagraph_mode.name, sizes=before, resolved=sizes(config),
     )
 
-def rows(config):
+def rows(config, counted=counted):
     return dict(sum(counted(config, steps).values(), start=type(next(iter(counted(config, []).values())))()))
 
 found = dict(
@@ -56,6 +57,7 @@ found = dict(
     eager=most_rows(engine_config(drafting, max_num_seqs=512, max_num_batched_tokens=8192, enforce_eager=True)),
     # These set which runner all processes use from then on.
     moving=facts(engine_config(plain, moving=True)), ngram=facts(engine_config(ngram)),
+    second=facts(engine_config(second)), second_rows=rows(engine_config(second), counted_second),
 )
 json.dump(found, sys.stdout)
 """
@@ -86,6 +88,14 @@ def test_steps_are_padded_little(on_gpu: dict[str, Any]) -> None:
     assert on_gpu["default_rows"]["computed"] == 33 + 33 + 33 + 99 + 66
     assert on_gpu["rows"]["computed"] == 1 + 4 + 8 + 104 + 66
     assert on_gpu["rows"]["PIECEWISE"] == on_gpu["rows"]["steps"] == len(STEPS)
+
+
+def test_the_second_runner_has_one_graph_for_each_step_with_drafts(on_gpu: dict[str, Any]) -> None:
+    ours = on_gpu["second"]
+    assert (ours["v2"], ours["scheduling"], ours["mode"]) == (True, "sync", "FULL_AND_PIECEWISE")
+    assert ours["sizes"] == ours["resolved"]
+    assert on_gpu["second_rows"]["FULL"] == on_gpu["second_rows"]["steps"] == len(STEPS)
+    assert on_gpu["second_rows"]["computed"] == on_gpu["rows"]["computed"]
 
 
 def test_rows_follow_the_size_of_the_engine(on_gpu: dict[str, Any]) -> None:

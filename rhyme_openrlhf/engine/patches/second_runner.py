@@ -5,13 +5,18 @@ V2 reads the lengths alone. `apply` lets V2 take the speculation method of the s
 speculator proposes nothing. It has each step's draft tokens written to the device before the forward pass: one copy of
 int64[samples that draft, longest draft].
 
+V2 replays one CUDA graph for a decode step only where all samples have the longest draft, which hardly ever is. Its
+graphs for steps with drafts of any lengths are made for adaptive verification (DSpark). `apply` has them made for our
+drafts too, where attention can be captured so. Elsewhere graphs are PIECEWISE, as for V1.
+
 Scheduling stays synchronous, because the scheduler drafts from tokens that it must know. On a GPU no memory is reserved
 for the rows of drafts, as rejection_sampling.py does for V1.
 
 Invariant: without drafts a step is vLLM's own.
-Checked against vLLM 0.29.0 `v1/worker/gpu/model_runner.py` (execute_model, prepare_inputs), `v1/worker/gpu/states.py`
-(draft_tokens), `v1/worker/gpu/spec_decode/__init__.py` and `config/vllm.py`
-(_get_v2_model_runner_unsupported_features); contract test: `tests/engine/patches/test_second_runner.py`.
+Checked against vLLM 0.29.0 `v1/worker/gpu/model_runner.py` (initialize_kv_cache, execute_model, prepare_inputs),
+`v1/worker/gpu/cudagraph_utils.py` (varlen_decode), `v1/worker/gpu/states.py` (draft_tokens),
+`v1/worker/gpu/spec_decode/__init__.py` and `config/vllm.py` (_get_v2_model_runner_unsupported_features); contract test:
+`tests/engine/patches/test_second_runner.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config import VllmConfig
+from vllm.config.compilation import CompilationConfig, CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
 
 METHOD = "custom_class"
 REFUSED = f"speculative method '{METHOD}'"
@@ -33,7 +40,7 @@ class NoProposals:
     supports_mm_inputs = False
     draft_logits = None
 
-    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+    def __init__(self, vllm_config: Any, device: torch.device, *more: Any) -> None:
         self._tokens, self._device = vllm_config.num_speculative_tokens, device
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -64,17 +71,48 @@ def write_drafts(state: Any, drafts: dict[str, list[int]]) -> None:
         state.draft_tokens[index, : tokens.shape[1]] = torch.from_numpy(tokens).to(device, non_blocking=True)
 
 
+def is_ours(vllm_config: Any) -> bool:
+    """Return whether an engine drafts by the source "history"."""
+    return getattr(vllm_config.speculative_config, "method", "") == METHOD
+
+
+class Graphs:
+    """The maker of an engine's CUDA graphs: vLLM's `ModelCudaGraphManager` (`make`), told of drafts of any length.
+
+    vLLM resolves the mode by what its attention backend can be captured with, and makes the graphs right after.
+    """
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self.any_length = False
+
+    def resolves(self, support: AttentionCGSupport) -> None:
+        """Note what attention of the engine can be captured with."""
+        self.any_length = support == AttentionCGSupport.ALWAYS
+
+    def __call__(self, vllm_config: Any, device: torch.device, mode: CUDAGraphMode, *more: Any, **named: Any) -> Any:
+        """Make the graphs of an engine."""
+        if is_ours(vllm_config) and mode == CUDAGraphMode.FULL_AND_PIECEWISE:
+            named["varlen_decode"] = self.any_length
+            if not self.any_length:
+                mode = vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        return self._make(vllm_config, device, mode, *more, **named)
+
+
 def apply() -> None:
     """Let V2 run the source "history", in this process; once."""
     from vllm.v1.worker.gpu import model_runner
 
     if getattr(VllmConfig, "rhyme_second_runner", False):
         return
-    asked, made, executed = (
+    asked, made, gathered, prepared, resolved = (
         VllmConfig._get_v2_model_runner_unsupported_features,
         model_runner.init_speculator,
         model_runner.GPUModelRunner.gather_batch_req_state,
+        model_runner.GPUModelRunner.prepare_inputs,
+        CompilationConfig.resolve_cudagraph_mode_and_sizes,
     )
+    graphs = Graphs(model_runner.ModelCudaGraphManager)
 
     @functools.wraps(asked)
     def unsupported(self: Any) -> list[str]:
@@ -82,17 +120,32 @@ def apply() -> None:
 
     @functools.wraps(made)
     def speculator(vllm_config: Any, device: torch.device, *more: Any, **named: Any) -> Any:
-        ours = vllm_config.speculative_config.method == METHOD
-        return NoProposals(vllm_config, device) if ours else made(vllm_config, device, *more, **named)
+        return (NoProposals if is_ours(vllm_config) else made)(vllm_config, device, *more, **named)
 
-    @functools.wraps(executed)
+    @functools.wraps(gathered)
     def gather(self: Any, scheduler_output: Any, dummy_run: bool) -> Any:
         # Right behind the update of the request states, and before anything reads the drafts.
         if not dummy_run and isinstance(self.speculator, NoProposals):
             write_drafts(self.req_states, scheduler_output.scheduled_spec_decode_tokens)
-        return executed(self, scheduler_output, dummy_run)
+        return gathered(self, scheduler_output, dummy_run)
+
+    @functools.wraps(prepared)
+    def prepare(self: Any, scheduler_output: Any, batch_state: Any, description: Any) -> Any:
+        batch = prepared(self, scheduler_output, batch_state, description)
+        if isinstance(self.speculator, NoProposals):
+            # Attention plans a replay as it planned the capture.
+            batch.max_query_len = description.max_query_len
+        return batch
+
+    @functools.wraps(resolved)
+    def resolve(self: Any, min_cg_support: AttentionCGSupport, *more: Any, **named: Any) -> CUDAGraphMode:
+        graphs.resolves(min_cg_support)
+        return resolved(self, min_cg_support, *more, **named)
 
     VllmConfig._get_v2_model_runner_unsupported_features = unsupported
     model_runner.init_speculator = speculator
     model_runner.GPUModelRunner.gather_batch_req_state = gather
+    model_runner.GPUModelRunner.prepare_inputs = prepare
+    model_runner.ModelCudaGraphManager = graphs
+    CompilationConfig.resolve_cudagraph_mode_and_sizes = resolve
     VllmConfig.rhyme_second_runner = True

@@ -11,10 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import model_runner
 
 from rhyme_openrlhf.engine.patches import second_runner
-from rhyme_openrlhf.engine.patches.second_runner import METHOD, REFUSED, NoProposals, write_drafts
+from rhyme_openrlhf.engine.patches.second_runner import METHOD, REFUSED, Graphs, NoProposals, write_drafts
 
 LONGEST = 8
 
@@ -68,6 +70,28 @@ def test_other_methods_have_their_own_speculator(monkeypatch: pytest.MonkeyPatch
         model_runner.init_speculator(SimpleNamespace(speculative_config=SimpleNamespace(method="ngram")), device)
 
 
+@pytest.mark.parametrize(
+    ("method", "support", "mode", "made"),
+    [
+        (METHOD, AttentionCGSupport.ALWAYS, CUDAGraphMode.FULL_AND_PIECEWISE, (CUDAGraphMode.FULL_AND_PIECEWISE, True)),
+        (METHOD, AttentionCGSupport.UNIFORM_BATCH, CUDAGraphMode.FULL_AND_PIECEWISE, (CUDAGraphMode.PIECEWISE, False)),
+        (METHOD, AttentionCGSupport.ALWAYS, CUDAGraphMode.NONE, (CUDAGraphMode.NONE, None)),
+        ("", AttentionCGSupport.ALWAYS, CUDAGraphMode.FULL_AND_PIECEWISE, (CUDAGraphMode.FULL_AND_PIECEWISE, None)),
+    ],
+)
+def test_graphs_take_drafts_of_any_length_where_attention_does(
+    method: str, support: AttentionCGSupport, mode: CUDAGraphMode, made: tuple[CUDAGraphMode, bool | None]
+) -> None:
+    graphs = Graphs(lambda config, device, chosen, **named: (chosen, named.get("varlen_decode")))
+    graphs.resolves(support)
+    compilation = SimpleNamespace(cudagraph_mode=mode)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(method=method) if method else None, compilation_config=compilation
+    )
+    assert graphs(config, torch.device("cpu"), mode) == made
+    assert compilation.cudagraph_mode == made[0]
+
+
 def test_vllm_has_what_is_patched() -> None:
     """Between the update of request states and the first use of drafts lies `gather_batch_req_state`."""
     runner = model_runner.GPUModelRunner
@@ -77,10 +101,14 @@ def test_vllm_has_what_is_patched() -> None:
     order = ["self.add_requests(", "self.update_requests(", "self.gather_batch_req_state(", "self.prepare_inputs("]
     places = [executed.index(call) for call in order]
     assert places == sorted(places)
-    prepared = inspect.getsource(runner.prepare_inputs)
+    prepared = inspect.getsource(inspect.unwrap(runner.prepare_inputs))
     assert "scheduled_spec_decode_tokens" in prepared and "self.req_states.draft_tokens" in prepared
     proposals = set(inspect.signature(NoProposals.propose).parameters)
     assert {"self", "input_batch"} <= proposals
     used = inspect.getsource(runner)
+    made = inspect.getsource(inspect.unwrap(runner.initialize_kv_cache))
+    # Graphs are made right behind the mode, from names of the module.
+    assert made.index("resolve_cudagraph_mode_and_sizes(") < made.index("= ModelCudaGraphManager(")
+    assert "varlen_decode=" in made and "max_query_len=max_query_len" in executed
     for name in ("init_cudagraph_manager", "capture", "propose", "supports_mm_inputs", "draft_logits"):
         assert f"self.speculator.{name}" in used and hasattr(NoProposals, name)
