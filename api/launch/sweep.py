@@ -19,11 +19,12 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rhyme_openrlhf.api.launch.schema import TypedOption, options
 from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, Arguments, Fault, SpecError, check, merged, normal_value
 from rhyme_openrlhf.settings.options import did_you_mean
+from rhyme_openrlhf.settings.varied import Range, read_values
 
 # Above any sweep that people read as one table; a grid of more is nearly always a list too many.
 MAX_RUNS = 500
@@ -35,20 +36,31 @@ Differences = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Range:
-    """The values from `low` to `high`, both included, of a numeric option; "log": equal ratios are equally likely."""
-
-    low: float
-    high: float
-    scale: Literal["linear", "log"] = "linear"
-
-
-@dataclass(frozen=True)
 class Configuration:
     """A run of a sweep: the values of the options that differ, by "group.name", and all its checked arguments."""
 
     differences: Differences
     arguments: Arguments
+
+
+def configurations(
+    base: Arguments,
+    values: Mapping[str, Sequence[Any] | Range | str],
+    count: int | None,
+    seed: int,
+    roots: Sequence[Path],
+) -> list[Configuration]:
+    """Return the grid of `values` over `base`, or `count` draws of them. Raises SpecError.
+
+    Values may be a text as `settings/varied.py` reads it.
+    """
+    read: dict[str, Sequence[Any] | Range] = {}
+    for name, given in values.items():
+        try:
+            read[name] = read_values(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise SpecError([Fault(f"options.{name[:200]}", str(error))]) from error
+    return grid(base, read, roots) if count is None else random_list(base, read, count, seed, roots)
 
 
 def grid(base: Arguments, values: Mapping[str, Sequence[Any] | Range], roots: Sequence[Path]) -> list[Configuration]:
