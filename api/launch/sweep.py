@@ -19,15 +19,24 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rhyme_openrlhf.api.launch.schema import TypedOption, options
 from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, Arguments, Fault, SpecError, check, merged, normal_value
+from rhyme_openrlhf.api.store.bounds import INT32, NO_NUL
 from rhyme_openrlhf.settings.options import did_you_mean
 from rhyme_openrlhf.settings.varied import Range, read_values
 
 # Above any sweep that people read as one table; a grid of more is nearly always a list too many.
 MAX_RUNS = 500
+# A table of more options is not read.
+MOST_OPTIONS = 20
+# In requests: a number of draws, their seed, and values as text, with room for more than a sweep may have.
+Draws = Annotated[int, Field(ge=1, le=MAX_RUNS)]
+DrawSeed = Annotated[int, Field(ge=0, le=INT32)]
+WrittenValues = Annotated[str, Field(max_length=5000, pattern=NO_NUL)]
 # Draws per run of a random list until its options count as exhausted. Finding all of 500 equally likely
 # configurations takes about 3,400 draws; this allows 50,000.
 DRAWS_PER_RUN = 100

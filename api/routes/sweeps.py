@@ -23,9 +23,17 @@ from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import Launching
 from rhyme_openrlhf.api.launch.spec import Given, RunSpec
 from rhyme_openrlhf.api.launch.spec_command import Command
-from rhyme_openrlhf.api.launch.sweep import MAX_RUNS, Configuration, configurations
+from rhyme_openrlhf.api.launch.sweep import (
+    MAX_RUNS,
+    MOST_OPTIONS,
+    Configuration,
+    Draws,
+    DrawSeed,
+    WrittenValues,
+    configurations,
+)
 from rhyme_openrlhf.api.routes.launch import IdempotencyKey, RunName, as_problem, once_more_if_raced, read_request
-from rhyme_openrlhf.api.store.bounds import INT32, NO_NUL, Body, Notes, Tags
+from rhyme_openrlhf.api.store.bounds import Body, Notes, Tags
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
@@ -35,12 +43,6 @@ router = APIRouter(prefix="/sweeps", tags=["launching"], responses=documented(40
 
 Value = bool | int | float | str | None
 ValueList = Annotated[list[Value | list[Value]], Field(max_length=MAX_RUNS)]
-Draws = Annotated[int, Field(ge=1, le=MAX_RUNS)]
-DrawSeed = Annotated[int, Field(ge=0, le=INT32)]
-# Values as text; room for more of them than a sweep may have runs.
-WrittenValues = Annotated[str, Field(max_length=5000, pattern=NO_NUL)]
-# Options of a sweep: a table of more is not read.
-MOST_OPTIONS = 20
 
 
 class RangeOf(Body):

@@ -38,9 +38,8 @@ from rhyme_openrlhf.api.launch.spec import (
     merged,
 )
 from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_argv, to_command
-from rhyme_openrlhf.api.launch.sweep import configurations
+from rhyme_openrlhf.api.launch.sweep import MOST_OPTIONS, Draws, DrawSeed, WrittenValues, configurations
 from rhyme_openrlhf.api.read.runs import names_around
-from rhyme_openrlhf.api.routes.sweeps import MOST_OPTIONS, Draws, DrawSeed, WrittenValues
 from rhyme_openrlhf.api.store.bounds import Body, UidText
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment
