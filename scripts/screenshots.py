@@ -46,6 +46,7 @@ PAGES: dict[str, str] = {
     "run": "/runs/{demo}",
     "config": "/runs/{demo}/config",
     "compare": "/compare?run={demo}&run={other}",
+    "experiment": "/experiments/{experiment}",
     "compare-choose": "/compare?run={demo}",
     "cluster-none": "/cluster",
     "settings": "/settings",
@@ -147,13 +148,16 @@ def main(argv: list[str]) -> int:
 
 
 def import_runs(folder: Path) -> dict[str, str]:
-    """Put the runs into the store of `folder`; gives uids by their names in `PAGES`."""
+    """Put the runs into the store of `folder`; gives uids, and an experiment's id, by their names in `PAGES`."""
+    from sqlalchemy import update
+
     from rhyme_openrlhf import embedded
     from rhyme_openrlhf.api.demo.demonstration import SYNTHETIC
     from rhyme_openrlhf.api.demo.recording import unpack
     from rhyme_openrlhf.api.demo.synthetic_run import write_run_directory
     from rhyme_openrlhf.api.ingest.importer import import_directory
     from rhyme_openrlhf.api.store.database import Database
+    from rhyme_openrlhf.api.store.models import Experiment, Run
 
     (folder / "runs").mkdir(parents=True)
     database = Database(f"sqlite:///{folder / 'rhyme.sqlite'}")
@@ -166,6 +170,14 @@ def import_runs(folder: Path) -> dict[str, str]:
     for name, directory in (("synthetic", synthetic), ("other", recorded[OTHER]), ("demo", recorded[DEMO])):
         found[name] = import_directory(database, directory, now).run_uid
     found["live"] = report_run(database, recorded[DEMO], now)
+    with database.writing() as session:
+        experiment = Experiment(name="speculation", created_at=now)
+        session.add(experiment)
+        session.flush()
+        session.execute(
+            update(Run).where(Run.uid.in_((found["demo"], found["other"]))).values(experiment_id=experiment.id)
+        )
+        found["experiment"] = str(experiment.id)
     database.dispose()
     return found
 

@@ -19,14 +19,24 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rhyme_openrlhf.api.launch.schema import TypedOption, options
 from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, Arguments, Fault, SpecError, check, merged, normal_value
+from rhyme_openrlhf.api.store.bounds import INT32, NO_NUL
 from rhyme_openrlhf.settings.options import did_you_mean
+from rhyme_openrlhf.settings.varied import Range, read_values
 
 # Above any sweep that people read as one table; a grid of more is nearly always a list too many.
 MAX_RUNS = 500
+# A table of more options is not read.
+MOST_OPTIONS = 20
+# In requests: a number of draws, their seed, and values as text, with room for more than a sweep may have.
+Draws = Annotated[int, Field(ge=1, le=MAX_RUNS)]
+DrawSeed = Annotated[int, Field(ge=0, le=INT32)]
+WrittenValues = Annotated[str, Field(max_length=5000, pattern=NO_NUL)]
 # Draws per run of a random list until its options count as exhausted. Finding all of 500 equally likely
 # configurations takes about 3,400 draws; this allows 50,000.
 DRAWS_PER_RUN = 100
@@ -35,20 +45,31 @@ Differences = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Range:
-    """The values from `low` to `high`, both included, of a numeric option; "log": equal ratios are equally likely."""
-
-    low: float
-    high: float
-    scale: Literal["linear", "log"] = "linear"
-
-
-@dataclass(frozen=True)
 class Configuration:
     """A run of a sweep: the values of the options that differ, by "group.name", and all its checked arguments."""
 
     differences: Differences
     arguments: Arguments
+
+
+def configurations(
+    base: Arguments,
+    values: Mapping[str, Sequence[Any] | Range | str],
+    count: int | None,
+    seed: int,
+    roots: Sequence[Path],
+) -> list[Configuration]:
+    """Return the grid of `values` over `base`, or `count` draws of them. Raises SpecError.
+
+    Values may be a text as `settings/varied.py` reads it.
+    """
+    read: dict[str, Sequence[Any] | Range] = {}
+    for name, given in values.items():
+        try:
+            read[name] = read_values(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise SpecError([Fault(f"options.{name[:200]}", str(error))]) from error
+    return grid(base, read, roots) if count is None else random_list(base, read, count, seed, roots)
 
 
 def grid(base: Arguments, values: Mapping[str, Sequence[Any] | Range], roots: Sequence[Path]) -> list[Configuration]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,19 +23,26 @@ from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import Launching
 from rhyme_openrlhf.api.launch.spec import Given, RunSpec
 from rhyme_openrlhf.api.launch.spec_command import Command
-from rhyme_openrlhf.api.launch.sweep import MAX_RUNS, Configuration, Range, grid, random_list
+from rhyme_openrlhf.api.launch.sweep import (
+    MAX_RUNS,
+    MOST_OPTIONS,
+    Configuration,
+    Draws,
+    DrawSeed,
+    WrittenValues,
+    configurations,
+)
 from rhyme_openrlhf.api.routes.launch import IdempotencyKey, RunName, as_problem, once_more_if_raced, read_request
-from rhyme_openrlhf.api.store.bounds import INT32, Body, Notes, Tags
+from rhyme_openrlhf.api.store.bounds import Body, Notes, Tags
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
+from rhyme_openrlhf.settings.varied import Range, Scale
 
 router = APIRouter(prefix="/sweeps", tags=["launching"], responses=documented(401, 403, 422, 429, 503))
 
 Value = bool | int | float | str | None
 ValueList = Annotated[list[Value | list[Value]], Field(max_length=MAX_RUNS)]
-# Options of a sweep: a table of more is not read.
-MOST_OPTIONS = 20
 
 
 class RangeOf(Body):
@@ -43,7 +50,7 @@ class RangeOf(Body):
 
     low: float
     high: float
-    scale: Literal["linear", "log"] = "linear"
+    scale: Scale = "linear"
 
 
 class NewSweep(Body):
@@ -66,13 +73,15 @@ class NewSweep(Body):
     tags: Tags = []
     command: Command | None = Field(default=None, description="A command line to take the other options from.")
     arguments: Given = {}
-    options: dict[str, ValueList | RangeOf] = Field(
-        max_length=MOST_OPTIONS, description="The options that differ, as `group.name`, with values or a range."
+    options: dict[str, ValueList | RangeOf | WrittenValues] = Field(
+        max_length=MOST_OPTIONS,
+        description="The options that differ, as `group.name`, with values or a range, also as text: `1e-6,3e-6` or "
+        "`log:1e-7..1e-5`.",
     )
-    count: Annotated[int, Field(ge=1, le=MAX_RUNS)] | None = Field(
+    count: Draws | None = Field(
         default=None, description="The number of random draws; without it, every combination of the values."
     )
-    seed: Annotated[int, Field(ge=0, le=INT32)] = Field(default=0, description="Of the random draws.")
+    seed: DrawSeed = Field(default=0, description="Of the random draws.")
 
 
 class SweptRun(BaseModel):
@@ -118,10 +127,7 @@ def start_sweep(
             name: Range(given.low, given.high, given.scale) if isinstance(given, RangeOf) else given
             for name, given in body.options.items()
         }
-        if body.count is not None:
-            found = random_list(arguments, values, body.count, body.seed, launching.roots)
-        else:
-            found = grid(arguments, values, launching.roots)
+        found = configurations(arguments, values, body.count, body.seed, launching.roots)
         return once_more_if_raced(lambda: _create(service, launching, response, body, found, who.name, key))
 
 

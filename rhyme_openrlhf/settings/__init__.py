@@ -10,6 +10,7 @@ Read in this order:
 5. `upstream_kinds` says what OpenRLHF's own options name; `upstream_options.json` is OpenRLHF's parser as a schema.
 6. `redaction` hides the secrets of a command and of a configuration before anybody else sees them.
 7. `recorded` names the settings of a run's record.
+8. `varied` reads the values of an option that differs between the runs of a sweep.
 
 No file here imports ray, vllm or torch.
 """

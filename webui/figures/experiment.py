@@ -6,7 +6,7 @@ A group is named by the uid of its first run, so that it keeps its colour while 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from plotly.graph_objects import Figure
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,12 +16,20 @@ from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.read.comparison import MAX_COMPARED
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS
 from rhyme_openrlhf.api.read.groups import Group, figures_of, grouped, runs_of
+from rhyme_openrlhf.api.read.run_values import METRIC, values_of
 from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.webui.figures.drawing.groups import of_groups
+from rhyme_openrlhf.webui.figures.drawing.parallel import Line, Place, parallel_coordinates
 from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, RunsFigure
 from rhyme_openrlhf.webui.site import text
 
 ONE_GROUP = "all runs"
+# Most letters of a value in a figure; options in a group's name; options that are axes.
+WIDTH, MOST_NAMED, MOST_AXES = 22, 4, 12
+# Name of the figure of all runs.
+PARALLEL = "parallel"
+# What came of a run; the last one classifies runs.
+RESULTS = ("throughput", "reward")
 NO_GROUP = Group({}, [])
 
 
@@ -57,18 +65,52 @@ def group_name(group: Group, names: Sequence[str]) -> str:
     """Return a group's name by its values of these options, such as "lr 1e-06, window_max 8"."""
     short = [name.rpartition(".")[2] for name in names]
     shown = short if len(set(short)) == len(short) else names
-    return ", ".join(f"{word} {option_value(group, key)}" for word, key in zip(shown, names, strict=True)) or ONE_GROUP
+    words = [f"{name} {_cut(option_value(group, key).words)}" for name, key in zip(shown, names, strict=True)]
+    rest = ["…"] if len(words) > MOST_NAMED else []
+    return ", ".join(words[:MOST_NAMED] + rest) or ONE_GROUP
 
 
-def option_value(group: Group, key: str) -> str:
-    """Return a group's value of an option in words; a group that does not set it has the default."""
+def option_value(group: Group, key: str) -> Place:
+    """Return a group's value of an option; a group that does not set it has the default."""
     if key in group.options:
         value = group.options[key]
         # Random draws have sixteen digits.
-        return f"{value:.4g}" if isinstance(value, float) else text.written(value) or text.NO_VALUE
+        words = f"{value:.4g}" if isinstance(value, float) else text.written(value)
+        return _option_place(value, words)
     room, _, name = key.partition(".")
     option = options().get((room, name))
-    return "default" if option is None else f"{text.written(option.default) or text.NO_VALUE} (default)"
+    if option is None:
+        return Place("default", "default")
+    return _option_place(option.default, f"{text.written(option.default) or text.NO_VALUE} (default)")
+
+
+def _option_place(value: Any, words: str) -> Place:
+    """Return the place of an option's value; an option without one has a place too."""
+    return Place("" if value is None else value, words or text.NO_VALUE)
+
+
+def _cut(words: str) -> str:
+    """Return the end of a long value, which tells paths apart."""
+    return words if len(words) <= WIDTH else f"…{words[1 - WIDTH :]}"
+
+
+def parallel(session: Session, experiment_id: int) -> Figure:
+    """Draw a line for each run through the options in which the groups differ, to what came of it."""
+    groups = grouped(runs_of(session, experiment_id)[0])
+    names = options_of(groups)[:MOST_AXES]
+    results = [[f"{METRIC}{curve}" for curve in RUNS_FIGURES[name].curves] for name in RESULTS]
+    curves = [name for candidates in results for name in candidates]
+    values = values_of(session, [run.id for group in groups for run in group.runs], curves)
+    lines = []
+    for group in groups:
+        places = [option_value(group, name) for name in names]
+        options = [Place(place.value, _cut(place.words)) for place in places]
+        for run in group.runs:
+            known = {name: value for name, value in values[run.id].items() if isinstance(value, float)}
+            last = [next((known[name] for name in candidates if name in known), None) for candidates in results]
+            lines.append(Line(run.name, (*options, *(Place(one, text.number(one)) for one in last))))
+    titles = [text.label(RUNS_FIGURES[name].curves[0]) for name in RESULTS]
+    return parallel_coordinates([*names, *titles], lines)
 
 
 EXPERIMENT_FIGURES: dict[str, RunsFigure] = {name: figure for name, figure in RUNS_FIGURES.items() if figure.curves}

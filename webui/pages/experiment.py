@@ -18,7 +18,7 @@ from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.status import ACTIVE, PERHAPS_ACTIVE
 from rhyme_openrlhf.webui.figures.drawing import palette
-from rhyme_openrlhf.webui.figures.experiment import EXPERIMENT_FIGURES, ONE_GROUP, option_value, options_of
+from rhyme_openrlhf.webui.figures.experiment import EXPERIMENT_FIGURES, MOST_AXES, ONE_GROUP, option_value, options_of
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 from rhyme_openrlhf.webui.site import text
 
@@ -78,6 +78,7 @@ def _context(page: Page, experiment_id: int, drawn: Sequence[str]) -> dict[str, 
         "unfinished": sum(run.status in PERHAPS_ACTIVE for run in runs),
         "is_live": any(run.status in ACTIVE for run in runs),
         "most_drawn": MAX_COMPARED,
+        "most_axes": MOST_AXES,
         "most_runs": MOST_RUNS if truncated else 0,
         "piece_url": f"/ui/experiments/{experiment_id}/parts/groups?{query}",
     }
@@ -101,7 +102,7 @@ def _row(group: Group, figures: Mapping[str, GroupFigure], names: Sequence[str],
     compared = f"/compare?{urlencode([('run', uid) for uid in uids[:MAX_COMPARED]])}"
     index = drawn.index(uids[0]) if uids[0] in drawn else None
     return Row(
-        options=tuple(option_value(group, name) for name in names),
+        options=tuple(option_value(group, name).words for name in names),
         runs=len(uids),
         statuses=", ".join(f"{count} {status}" for status, count in counts.items()),
         href=compared if len(uids) > 1 else f"/runs/{uids[0]}",

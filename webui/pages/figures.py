@@ -18,7 +18,13 @@ from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import ExperimentId, RunUid
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_experiment, find_run
 from rhyme_openrlhf.webui.figures.drawing.base import figure_json
-from rhyme_openrlhf.webui.figures.experiment import EXPERIMENT_FIGURES, ExperimentWindow, mean_curves
+from rhyme_openrlhf.webui.figures.experiment import (
+    EXPERIMENT_FIGURES,
+    PARALLEL,
+    ExperimentWindow,
+    mean_curves,
+    parallel,
+)
 from rhyme_openrlhf.webui.figures.one_run import RUN_FIGURES
 from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, RunsWindow
 from rhyme_openrlhf.webui.pages.rendering import HEADERS
@@ -58,11 +64,12 @@ def experiment_figure(
 ) -> Response:
     """Return one figure of an experiment, without a theme."""
     figure = EXPERIMENT_FIGURES.get(name)
-    if figure is None:
+    if figure is None and name != PARALLEL:
         raise NotFoundError("figure", name)
     window = read_options(ExperimentWindow, request)
     with service.database.reading() as session:
-        drawn = mean_curves(session, find_experiment(session, experiment_id).id, figure, window)
+        number = find_experiment(session, experiment_id).id
+        drawn = mean_curves(session, number, figure, window) if figure else parallel(session, number)
     return Response(figure_json(drawn), media_type="application/json", headers=HEADERS)
 
 

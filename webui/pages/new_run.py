@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -34,8 +35,10 @@ from rhyme_openrlhf.api.launch.spec import (
     check,
     gpu_shares,
     gpus_needed,
+    merged,
 )
-from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_command
+from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_argv, to_command
+from rhyme_openrlhf.api.launch.sweep import MOST_OPTIONS, Draws, DrawSeed, WrittenValues, configurations
 from rhyme_openrlhf.api.read.runs import names_around
 from rhyme_openrlhf.api.store.bounds import Body, UidText
 from rhyme_openrlhf.api.store.lookup import find_run
@@ -57,10 +60,16 @@ DEFAULT_TEMPLATE = "demo"
 
 
 class Typed(Body):
-    """The form's content (only options that are not at their default), and the template or run it started from."""
+    """The form's content (only options that are not at their default), and the template or run it started from.
+
+    `options`, `count` and `seed` make it a sweep, as in `POST /api/v1/sweeps`.
+    """
 
     name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
     arguments: Given = {}
+    options: Annotated[dict[str, WrittenValues], Field(max_length=MOST_OPTIONS)] = {}
+    count: Draws | None = None
+    seed: DrawSeed = 0
     template: Annotated[str, Field(max_length=50)] = ""
     clone: UidText | None = None
 
@@ -121,7 +130,7 @@ def new_run_page(
         experiments=experiments,
         key=secrets.token_hex(KEY_BYTES),
         **_form(filled, launching),
-        **_panel(filled.name, filled.arguments, launching),
+        **_panel(Typed(name=filled.name, arguments=filled.arguments), launching),
         differences=(),
     )
 
@@ -168,7 +177,7 @@ def checked_panel(page: PageDep, body: Typed, launching: LaunchingDep) -> HTMLRe
     base = _base(page, body, launching)
     return page.render(
         "parts/new_run_panel.html",
-        **_panel(body.name, body.arguments, launching),
+        **_panel(body, launching),
         differences=() if base is None else differences(base, body.arguments),
         start_point="cloned run" if body.clone else "template",
     )
@@ -242,33 +251,55 @@ def _form(filled: Filled, launching: Launching) -> dict[str, Any]:
     }
 
 
-def _panel(name: str, arguments: Mapping[str, Any], launching: Launching) -> dict[str, Any]:
+def _panel(form: Typed, launching: Launching) -> dict[str, Any]:
     faults: list[Fault] = []
-    if not re.fullmatch(NAME_PATTERN, name):
+    if not re.fullmatch(NAME_PATTERN, form.name):
         faults.append(Fault("name", "must be a short name of letters, digits, '.', '_' and '-'"))
-    normal: Arguments = {}
+    runs: list[Arguments] = []
     try:
-        normal = check(arguments, launching.roots)
+        if form.options:
+            found = configurations(form.arguments, form.options, form.count, form.seed, launching.roots)
+            runs = [one.arguments for one in found]
+        else:
+            runs = [check(form.arguments, launching.roots)]
     except SpecError as error:
         faults += error.faults
     return {
         "faults": _shown(faults),
-        "command": "" if faults else to_command(name, normal),
-        "plan": None if faults else _plan(normal),
+        "command": "" if faults else _command(form, runs[0]),
+        "plan": None if faults else _plan(runs[0]),
+        "runs": len(runs),
+        "is_sweep": bool(form.options),
         "can_start": launching.launcher is not None,
     }
+
+
+def _command(form: Typed, first: Arguments) -> str:
+    """Return the command for a shell; `first`: the arguments of the only run, or of a sweep's first."""
+    if not form.options:
+        return to_command(form.name, first)
+    shared = merged(first, {})
+    for key in form.options:
+        group, _, name = key.partition(".")
+        shared.get(group, {}).pop(name, None)
+    words = ["rhyme", "runs", "sweep", "--name", form.name]
+    words += [word for key, values in form.options.items() for word in ("--vary", f"{key}={values}")]
+    if form.count is not None:
+        words += ["--count", str(form.count), "--seed", str(form.seed)]
+    return shlex.join([*words, "--", "rhyme", "train", *to_argv(shared)])
 
 
 def _shown(faults: Sequence[Fault]) -> list[dict[str, str]]:
     """Return each fault with the key of its field ("" if it has none) and its flag or name."""
     found = []
     for fault in faults:
-        key = fault.field.removeprefix("arguments.")
+        key = fault.field.removeprefix("arguments.").removeprefix("options.")
         group, _, name = key.partition(".")
         option = options().get((group, name))
-        has_field = option is not None or key == "name"
+        place = "options" if fault.field.startswith("options.") else key
+        has_field = option is not None or place in ("name", "options", "count")
         found.append(
-            {"key": key if has_field else "", "title": option.flag if option else key, "message": fault.message}
+            {"key": place if has_field else "", "title": option.flag if option else key, "message": fault.message}
         )
     return found
 

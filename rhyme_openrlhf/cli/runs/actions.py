@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import dataclasses
 import json
 import os
 import shlex
@@ -24,6 +25,7 @@ from rhyme_openrlhf.cli.runs import tables, watch
 from rhyme_openrlhf.client import Client, ClientError, trackers
 from rhyme_openrlhf.client.calls import ALL, ENDED, PAGE
 from rhyme_openrlhf.client.models import RunDetail
+from rhyme_openrlhf.settings.varied import Range, read_value, read_values
 from rhyme_openrlhf.telemetry.wording import without_controls
 
 # The table of a comparison needs none of its curves; this is the least the service gives (api/routes/series.py).
@@ -109,22 +111,11 @@ def _varied(written: str) -> tuple[str, Any]:
     option, equals, values = written.partition("=")
     if not (equals and values):
         raise UsageError(f"--vary needs GROUP.OPTION=VALUES, got {written!r}")
-    scale, _, ends = values.rpartition(":")
-    low, dots, high = ends.partition("..")
-    if dots and scale in ("", "log", "linear"):
-        try:
-            return option, {"low": float(low), "high": float(high), "scale": scale or "linear"}
-        except ValueError:
-            raise UsageError(f"a range is LOW..HIGH or log:LOW..HIGH, got {values!r}") from None
-    return option, [_value(one) for one in values.split(",")]
-
-
-def _value(written: str) -> Any:
-    """Return a value, which is JSON where it can be, else text."""
     try:
-        return json.loads(written)
-    except ValueError:
-        return written
+        found = read_values(values)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return option, dataclasses.asdict(found) if isinstance(found, Range) else found
 
 
 def stop(client: Client, args: argparse.Namespace) -> int:
@@ -349,7 +340,7 @@ def edits(assignments: list[str], unset: list[str]) -> dict[str, dict[str, Any]]
         option, equals, written = assignment.partition("=")
         if not equals:
             raise UsageError(f"--set needs GROUP.OPTION=VALUE, got {assignment!r}")
-        _set(found, option, _value(written))
+        _set(found, option, read_value(written))
     for option in unset:
         _set(found, option, None)
     return found

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.api.launch.spec import Arguments, SpecError, merged
-from rhyme_openrlhf.api.launch.sweep import MAX_RUNS, Configuration, Range, grid, random_list
+from rhyme_openrlhf.api.launch.sweep import MAX_RUNS, Configuration, configurations, grid, random_list
+from rhyme_openrlhf.settings.varied import Range
 
 BASE: Arguments = {
     "actor": {"model_name_or_path": "org/model"},
@@ -141,3 +142,15 @@ def test_a_refused_combination_is_named() -> None:
         grid(base, {"rollout.n_samples_per_prompt": [8, 1]}, ROOTS)
     message = faults(error)["arguments.rollout.n_samples_per_prompt"]
     assert message.startswith("with rollout.n_samples_per_prompt 1: must be at least 2")
+
+
+def test_values_may_be_written_as_on_the_command_line() -> None:
+    listed = configurations(BASE, {"train.seed": "1, 2", "actor.adam.lr": [1e-6]}, None, 0, ROOTS)
+    assert [one.differences for one in listed] == [
+        {"train.seed": 1, "actor.adam.lr": 1e-6}, {"train.seed": 2, "actor.adam.lr": 1e-6},
+    ]  # fmt: skip
+    drawn = configurations(BASE, {"actor.adam.lr": "log:1e-7..1e-5"}, 3, 1, ROOTS)
+    assert drawn == random_list(BASE, {"actor.adam.lr": Range(1e-7, 1e-5, "log")}, 3, 1, ROOTS)
+    with pytest.raises(SpecError) as error:
+        configurations(BASE, {"actor.adam.lr": "a..b"}, 3, 1, ROOTS)
+    assert "a range is LOW..HIGH" in faults(error)["options.actor.adam.lr"]

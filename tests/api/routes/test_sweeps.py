@@ -43,6 +43,16 @@ def test_random_draws_follow_their_seed(launched: Any) -> None:
     assert len(set(values)) == 5 and all(1e-7 <= value <= 1e-5 for value in values)
 
 
+def test_a_sweep_is_grouped_by_what_differs_but_the_seed(launched: Any) -> None:
+    written = {"actor.adam.lr": "1e-6, 3e-6", "train.seed": "1,2,3"}
+    sweep = launched.operator.post("/api/v1/sweeps", json={**SWEEP, "options": written}).json()
+    listed = launched.operator.post("/api/v1/sweeps", json={**SWEEP, "name": "listed"}).json()
+    assert [run["options"] for run in sweep["runs"]] == [run["options"] for run in listed["runs"]]
+    found = launched.viewer.get(f"/api/v1/experiments/{sweep['experiment']}/groups").json()["groups"]
+    assert [group["options"] for group in found] == [{"actor.adam.lr": 1e-6}, {"actor.adam.lr": 3e-6}]
+    assert [[run["seed"] for run in group["runs"]] for group in found] == [[1, 2, 3], [1, 2, 3]]
+
+
 @pytest.mark.parametrize(
     ("change", "field", "said"),
     [
@@ -50,6 +60,7 @@ def test_random_draws_follow_their_seed(launched: Any) -> None:
         ({"options": {"train.seed": {"low": 1, "high": 9}}}, "options.train.seed", "random draws alone"),
         ({"options": {"train.seed": list(range(400)), "rollout.temperature": [0.5, 1.0]}}, "options", "800 runs"),
         ({"options": {}}, "options", "at least one option"),
+        ({"options": {"actor.adam.lr": "log:a..b"}}, "options.actor.adam.lr", "a range is LOW..HIGH"),
         ({"arguments": {"ckpt": {"path": "/somewhere"}}}, "arguments.ckpt.path", "all its runs would write there"),
         ({"options": {"histospec.window_max": [16, 900]}}, "options.histospec.window_max", "each value"),
     ],

@@ -201,6 +201,44 @@ def test_a_run_is_pasted_corrected_and_started_once(launching_dashboard: Any, br
     assert clone["spec"]["arguments"]["histospec"] == {"own_output": False}
 
 
+def test_a_sweep_is_checked_as_a_whole(launching_dashboard: Any) -> None:
+    client = launching_dashboard.signed_in()
+    arguments = templates(launching_dashboard.app.state.launching.roots)["demo"].arguments
+    form = {"name": "lr", "arguments": arguments, "options": {"actor.adam.lr": "1e-6, 3e-6", "train.seed": "1,2,3"}}
+    panel = html.unescape(client.post("/ui/new-run/panel", json=form).text)
+    assert '<h2 data-runs="6">Ready: 6 runs</h2>' in panel
+    vary = "--vary 'actor.adam.lr=1e-6, 3e-6' --vary train.seed=1,2,3"
+    assert f"rhyme runs sweep --name lr {vary} -- rhyme train" in panel
+    # What differs is not among what the runs have in common.
+    assert "--actor.adam.lr=" not in panel.partition("-- rhyme train")[2].partition("</code>")[0]
+    drawn = {**form, "options": {"actor.adam.lr": "log:1e-7..1e-5"}, "count": 4, "seed": 2}
+    assert "--count 4 --seed 2 --" in client.post("/ui/new-run/panel", json=drawn).text
+    wrong = {**form, "options": {"actor.adam.lr": "1e-6, x", "train.sed": "1"}}
+    panel = html.unescape(client.post("/ui/new-run/panel", json=wrong).text)
+    assert faults(panel) == {"options"} and "each value must be a number" in panel and "train.seed" in panel
+    assert faults(client.post("/ui/new-run/panel", json={**drawn, "count": None}).text) == {"options"}
+    few = {**drawn, "options": {"train.seed": "1,2"}}
+    assert faults(client.post("/ui/new-run/panel", json=few).text) == {"count"}
+
+
+def test_a_sweep_is_started_from_the_form(launching_dashboard: Any, browser_page: Any) -> None:
+    page = browser_page
+    page.goto(launching_dashboard.link(path="/runs/new"))
+    page.locator("#s-sweep > summary").click()
+    page.get_by_label("Options that differ").fill("actor.adam.lr = 1e-6, x\ntrain.seed = 1")
+    expect(page.locator("#e-options")).to_have_text("--actor.adam.lr: each value must be a number")
+    page.get_by_label("Options that differ").fill("actor.adam.lr = 1e-6, 3e-6\ntrain.seed = 1\ntrain.seed = 2")
+    expect(page.locator("#e-options")).to_be_hidden()
+    expect(page.get_by_label("Experiment", exact=True)).to_be_disabled()
+    page.get_by_label("Name", exact=True).fill("lr")
+    page.get_by_role("button", name="Start 4 runs").dblclick()
+    expect(page).to_have_url(re.compile(r"/experiments/\d+$"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("lr")
+    expect(page.locator("#groups").get_by_role("row").filter(has_text="2 queued")).to_have_count(2)
+    runs = launching_dashboard.signed_in().get("/api/v1/runs", params={"experiment": "lr"}).json()["items"]
+    assert sorted(run["name"] for run in runs) == ["lr-1", "lr-2", "lr-3", "lr-4"]
+
+
 def test_expert_options_are_folded_away_until_they_are_changed_or_searched(
     launching_dashboard: Any, browser_page: Any
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 from rhyme_openrlhf.api.ingest.importer import import_directory
+from rhyme_openrlhf.api.read.groups import Group
+from rhyme_openrlhf.webui.figures.experiment import group_name
 
 RECORDED = Path(__file__).parents[2] / "data" / "recorded_run.jsonl"
 # (window, seed, factor of the rewards) of each run.
@@ -73,6 +75,27 @@ def test_a_mean_curve_has_a_band_where_there_are_several_runs(experiment: Any) -
     assert client.get(f"/ui{experiment.path}/figures/none", params=shown).status_code == 404
     assert client.get(f"/ui{experiment.path}/figures/reward").status_code == 422
     assert client.get("/ui/experiments/12345/figures/reward", params=shown).status_code == 404
+
+
+def test_each_run_is_a_line_from_its_options_to_its_results(experiment: Any) -> None:
+    client = experiment.signed_in("viewer")
+    figure = client.get(f"/ui{experiment.path}/figures/parallel", params={"group": experiment.uids[:1]}).json()
+    best, *others, values = figure["data"]
+    assert best["name"] == "Best quarter" and len(others) == 2 and values["mode"] == "text"
+    assert best["x"] == ["histospec.window_max", "Throughput (tokens/s)", "Reward", None]
+    assert (best["y"][0], best["y"][2]) == (1, 1) and best["text"][0] == "window-32-1<br>histospec.window_max 32"
+    assert "The best is window-32-1" in figure["layout"]["meta"]["description"]
+
+
+def test_a_group_is_named_by_few_options_and_the_end_of_long_values() -> None:
+    path = "/srv/data/with/a/very/long/name.jsonl"
+    group = Group({"actor.adam.lr": 1.23456e-7, "data.prompt_dataset": path, "ckpt.load_enable": False}, [])
+    name = group_name(group, list(group.options))
+    assert name == "lr 1.235e-07, prompt_dataset …/very/long/name.jsonl, load_enable off"
+    other = Group({"train.agent_func_path": None}, [])
+    assert group_name(other, ["actor.adam.lr", "train.agent_func_path"]) == "lr 1e-06 (default), agent_func_path –"
+    assert group_name(other, [f"a.option{at}" for at in range(6)]).endswith("option3 default, …")
+    assert group_name(other, []) == "all runs"
 
 
 def test_from_the_table_of_runs_to_the_groups(experiment: Any, browser_page: Any) -> None:

@@ -50,6 +50,20 @@ function collect() {
   return found;
 }
 
+// The values of each option of the sweep, as the server reads them; null without options. Lines of one option add up.
+function sweep() {
+  const options = {};
+  for (const line of one("sweep-options").value.split("\n")) {
+    if (line.trim() === "") continue;
+    const [name, ...values] = line.split("=");
+    const before = options[name.trim()];
+    options[name.trim()] = (before ? `${before},` : "") + values.join("=").trim();
+  }
+  if (Object.keys(options).length === 0) return null;
+  const count = one("sweep-count").value;
+  return { options, count: count === "" ? null : Number(count), seed: Number(one("sweep-seed").value) };
+}
+
 const nameOf = () => one("name").value.trim();
 
 function markChanges() {
@@ -65,6 +79,10 @@ function markChanges() {
     mark.hidden = count === 0;
     mark.textContent = `${count} changed`;
   }
+  one("sweep-mark").hidden = sweep() === null;
+  const experiment = one("experiment");
+  experiment.disabled = sweep() !== null;
+  experiment.placeholder = experiment.disabled ? "called as the runs" : "";
 }
 
 function edited() {
@@ -81,7 +99,7 @@ async function check() {
   try {
     const { template, clone } = one("filled").dataset;
     const from = clone ? { clone } : { template };
-    const response = await ask("/ui/new-run/panel", { method: "POST", body: { name: nameOf(), arguments: collect(), ...from } });
+    const response = await ask("/ui/new-run/panel", { method: "POST", body: { name: nameOf(), arguments: collect(), ...sweep(), ...from } });
     html = await response.text();
   } catch (error) {
     if (!("status" in error)) throw error;
@@ -155,14 +173,21 @@ function say(text) {
 function showFaults() {
   const faults = new Map();
   for (const item of panel.querySelectorAll("[data-fault]")) {
-    if (item.dataset.fault) faults.set(item.dataset.fault, item.querySelector("[data-message]").textContent);
+    const { fault } = item.dataset;
+    if (!fault) continue;
+    // Only the field of a sweep's options may have several errors.
+    const message = fault === "options" ? item.textContent.trim().replace(/\s+/, ": ") : item.querySelector("[data-message]").textContent;
+    faults.set(fault, faults.has(fault) ? `${faults.get(fault)}; ${message}` : message);
   }
   mark(faults);
   // For screen readers: only this text is read aloud when it changes, not the whole panel.
   const verdict = document.querySelector("[data-verdict]");
   const words = panel.querySelector("h2").textContent;
   if (verdict.textContent !== words) verdict.textContent = words;
-  if (start) start.disabled = panel.querySelector("[data-fault]") !== null;
+  if (!start) return;
+  start.disabled = panel.querySelector("[data-fault]") !== null;
+  const runs = panel.querySelector("[data-runs]")?.dataset.runs;
+  start.textContent = runs ? `Start ${runs} runs` : "Start run";
 }
 
 function mark(faults) {
@@ -171,7 +196,7 @@ function mark(faults) {
     const problem = field.querySelector("[data-problem]");
     problem.textContent = message;
     problem.hidden = message === "";
-    const input = field.querySelector("[data-input], [data-name]");
+    const input = field.querySelector("input, select, textarea");
     if (message) input.setAttribute("aria-invalid", "true");
     else input.removeAttribute("aria-invalid");
   }
@@ -180,9 +205,11 @@ function mark(faults) {
 function request() {
   const words = one("tags").value.split(",").map((word) => word.trim()).filter((word) => word !== "");
   const about = { name: nameOf(), notes: one("notes").value, tags: [...new Set(words)] };
+  const given = collect();
+  const swept = sweep();
+  if (swept) return { url: "/api/v1/sweeps", body: { ...about, arguments: given, ...swept } };
   const experiment = one("experiment").value.trim();
   if (experiment) about.experiment = experiment;
-  const given = collect();
   const { clone, base } = one("filled").dataset;
   if (!clone) return { url: "/api/v1/runs", body: { ...about, arguments: given } };
   // Options that the cloned run set and this form does not are reset to their default.
@@ -204,11 +231,11 @@ async function submit() {
   try {
     const headers = { "Idempotency-Key": `${form.dataset.key}-${sent.count}` };
     const response = await ask(url, { method: "POST", body, headers });
-    const run = await response.json();
-    location.assign(`/runs/${run.uid}`);
+    const made = await response.json();
+    location.assign(url === "/api/v1/sweeps" ? `/experiments/${made.experiment}` : `/runs/${made.uid}`);
   } catch (error) {
     if (!("status" in error)) throw error;
-    const faults = new Map(error.errors.map(({ field, message }) => [field.replace(/^body\.(arguments\.|edits\.)?/, ""), message]));
+    const faults = new Map(error.errors.map(({ field, message }) => [field.replace(/^body\.(arguments\.|edits\.)?/, "").replace(/^options\..*/, "options"), message]));
     mark(faults);
     say(error.message);
     start.disabled = false;
@@ -255,7 +282,7 @@ function begin() {
 }
 
 form.addEventListener("input", (event) => {
-  if (event.target.closest("[data-field], [data-key='name']")) edited();
+  if (event.target.closest("[data-field], [data-key='name'], [data-sweep]")) edited();
 });
 form.addEventListener("click", (event) => {
   const reset = event.target.closest("[data-reset]");
