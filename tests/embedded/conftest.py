@@ -1,4 +1,4 @@
-"""What was embedded is made by scripts, which import one another by name."""
+"""The scripts that make the embedded tasks and model import one another by name."""
 
 import sys
 from pathlib import Path
