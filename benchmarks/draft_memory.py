@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ GREEDY = "greedy"
 
 def write_model(folder: Path, vocabulary: int) -> None:
     """Write the embedded architecture with random weights for `vocabulary` tokens, and the embedded tokenizer."""
-    from rhyme_openrlhf.embedded.model import build_tokenizer, model_config
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+    from embedded_model import build_tokenizer, model_config
 
     config = model_config()
     config.vocab_size = vocabulary

@@ -45,7 +45,6 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.embedded.tasks import STEP_COUNTS, jsonl, make_problem
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.simulation.engine_kinds import FOLDER
 from rhyme_openrlhf.telemetry.event_log import read_events
@@ -60,6 +59,9 @@ from rhyme_openrlhf.telemetry.events import (
     SampleMoved,
     TrainStep,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from embedded_tasks import STEP_COUNTS, jsonl, make_problem
 
 ASYNC = ("--train.async_enable", "--no-histospec.enable")
 ARMS: dict[str, tuple[str, ...]] = {

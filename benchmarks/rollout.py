@@ -38,11 +38,13 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.embedded.tasks import STEP_COUNTS, jsonl, make_problem
 from rhyme_openrlhf.platform import run_gpus
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import EngineStep, RolloutFinished, TrainStep
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from embedded_tasks import STEP_COUNTS, jsonl, make_problem
 
 OPENRLHF = "openrlhf"
 ARMS = (OPENRLHF, "off", "on")

@@ -9,7 +9,9 @@ import argparse
 import random
 from pathlib import Path
 
-from rhyme_openrlhf.embedded.tasks import DATA_DIRECTORY, KINDS, Problem, jsonl, problem_set
+from embedded_tasks import KINDS, Problem, jsonl, problem_set
+
+from rhyme_openrlhf.embedded import DATA
 
 SEED = 20250825
 
@@ -35,7 +37,7 @@ def problem_sets(seed: int = SEED) -> dict[str, list[Problem]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=DATA_DIRECTORY)
+    parser.add_argument("--out", type=Path, default=DATA)
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     for name, problems in problem_sets().items():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from embedded_model import build_draft_model, build_tokenizer, model_config
 from train_embedded_model import (
     BETAS,
     DEFAULT_SEED,
@@ -30,14 +31,7 @@ from train_embedded_model import (
 )
 from transformers import Qwen3ForCausalLM
 
-from rhyme_openrlhf.embedded.model import (
-    DRAFT_MODEL_DIRECTORY,
-    MODEL_DIRECTORY,
-    build_draft_model,
-    build_tokenizer,
-    model_config,
-)
-from rhyme_openrlhf.embedded.tasks import DATA_DIRECTORY
+from rhyme_openrlhf.embedded import DATA, DRAFT_MODEL, MODEL
 
 # Below the rate from random weights: half of the network is already trained.
 LEARNING_RATE, FINAL_SHARE = 1.5e-3, 0.05
@@ -85,8 +79,8 @@ def agreement(student: Qwen3ForCausalLM, teacher: Qwen3ForCausalLM, left_out: se
 
 def distil(minutes: float, seed: int) -> Qwen3ForCausalLM:
     """Return the trained draft model, float32."""
-    left_out = {row["input"] for path in DATA_DIRECTORY.glob("*.jsonl") for row in shipped(path.name)}
-    teacher = Qwen3ForCausalLM.from_pretrained(MODEL_DIRECTORY, dtype=torch.float32).eval()
+    left_out = {row["input"] for path in DATA.glob("*.jsonl") for row in shipped(path.name)}
+    teacher = Qwen3ForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     student = half_of(teacher).train()
     optimizer = torch.optim.AdamW(student.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)
     source, started, step, losses = batches(random.Random(seed), left_out, [QUANTILE]), time.monotonic(), 0, []
@@ -113,7 +107,7 @@ def distil(minutes: float, seed: int) -> Qwen3ForCausalLM:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=DRAFT_MODEL_DIRECTORY)
+    parser.add_argument("--out", type=Path, default=DRAFT_MODEL)
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)

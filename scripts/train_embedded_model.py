@@ -25,11 +25,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from embedded_model import EOS_ID, PAD_ID, build_model, build_tokenizer, vocabulary
+from embedded_tasks import KINDS, STEP_COUNTS, Problem, error_rate, make_problem
 from transformers import Qwen3ForCausalLM
 
-from rhyme_openrlhf.embedded.model import EOS_ID, MODEL_DIRECTORY, PAD_ID, build_model, build_tokenizer, vocabulary
+from rhyme_openrlhf.embedded import DATA, MODEL
 from rhyme_openrlhf.embedded.reward import score
-from rhyme_openrlhf.embedded.tasks import DATA_DIRECTORY, KINDS, STEP_COUNTS, Problem, error_rate, make_problem
 
 DEFAULT_SEED = 17
 IGNORED = -100  # cross_entropy's default for positions without a target
@@ -53,7 +54,7 @@ MAXIMUM_RESPONSE = 600
 
 def shipped(name: str) -> list[dict[str, str]]:
     """Return the rows of a shipped prompt file."""
-    return [json.loads(line) for line in (DATA_DIRECTORY / name).read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
 
 
 def encoded(problem: Problem, ids: dict[str, int]) -> tuple[list[int], int]:
@@ -146,7 +147,7 @@ def train(steps: int, minutes: float, start: Path | None, seed: int, learning_ra
     It starts from random weights and short problems, or from the model in `start` and problems of all lengths.
     """
     rng, quantile, started = random.Random(f"{seed} {start is None}"), [FIRST_QUANTILE], time.monotonic()
-    left_out = {row["input"] for path in DATA_DIRECTORY.glob("*.jsonl") for row in shipped(path.name)}
+    left_out = {row["input"] for path in DATA.glob("*.jsonl") for row in shipped(path.name)}
     model = build_model(seed) if start is None else Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
@@ -181,7 +182,7 @@ def train(steps: int, minutes: float, start: Path | None, seed: int, learning_ra
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=MODEL_DIRECTORY)
+    parser.add_argument("--out", type=Path, default=MODEL)
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--threads", type=int, default=2)

@@ -28,7 +28,7 @@ def test_nothing_but_our_package_goes_to_site_packages(names: list[str]) -> None
 def test_the_embedded_model_and_data_travel_along(names: list[str]) -> None:
     shipped = {name.removeprefix("rhyme_openrlhf/embedded/") for name in names}
     assert {"model/model.safetensors", "model/config.json", "model/tokenizer.json", "data/mixed_train.jsonl"} <= shipped
-    assert {"reward.py", "tasks.py"} <= shipped
+    assert {"reward.py", "demo.py"} <= shipped
 
 
 def test_upstreams_options_travel_along(names: list[str]) -> None:

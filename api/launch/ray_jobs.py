@@ -63,8 +63,8 @@ class Launcher(Protocol):
     def stop(self, attempt_uid: str) -> None:
         """End the job: SIGTERM, and SIGKILL after STOP_WAIT_SECONDS."""
 
-    def log_tail(self, attempt_uid: str, lines: int = LOG_LINES) -> str:
-        """Return the last lines that the job's driver printed."""
+    def log_tail(self, attempt_uid: str) -> str:
+        """Return the last LOG_LINES lines that the job's driver printed."""
 
     def delete(self, attempt_uid: str) -> None:
         """Delete an ended job in Ray."""
@@ -127,7 +127,7 @@ class RayLauncher:
             if answer.status_code not in (200, 404):
                 raise ClusterUnreachable(_refusal(answer))
 
-    def log_tail(self, attempt_uid: str, lines: int = LOG_LINES) -> str:
+    def log_tail(self, attempt_uid: str) -> str:
         """Return the last lines of output (see Launcher)."""
         with self._answering() as client:
             job = client._do_request("GET", f"/api/jobs/{attempt_uid}")
@@ -135,7 +135,9 @@ class RayLauncher:
             if node is None:  # its driver has not started
                 return ""
             # The Jobs API's own call would send the whole log.
-            query = f"node_id={node}&filename=job-driver-{attempt_uid}.log&lines={lines}&timeout={int(CALL_SECONDS)}"
+            query = (
+                f"node_id={node}&filename=job-driver-{attempt_uid}.log&lines={LOG_LINES}&timeout={int(CALL_SECONDS)}"
+            )
             answer = client._do_request("GET", f"/api/v0/logs/file?{query}")
             return str(answer.text) if answer.status_code == 200 else ""
 

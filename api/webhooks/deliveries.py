@@ -70,22 +70,15 @@ def next_try(tries: int, retry_after: float, now: float) -> float | None:
 
 
 class Deliveries:
-    """The messages of one store, as one service sends them. `now`: unix seconds, `clock`: monotonic."""
+    """The messages of one store, as one service sends them. `now`: unix seconds."""
 
-    def __init__(
-        self,
-        database: Database,
-        public_only: bool,
-        now: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, database: Database, public_only: bool, now: Callable[[], float] = time.time) -> None:
         self._database = database
         self._public_only = public_only
         self._now = now
-        self._clock = clock
-        self._conditions = Conditions(database, clock)
+        self._conditions = Conditions(database)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._checked, self._forgot = -math.inf, clock()
+        self._checked, self._forgot = -math.inf, time.monotonic()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -101,7 +94,7 @@ class Deliveries:
 
     async def turn(self) -> None:
         """Look for conditions if that is due, and begin to send what is due."""
-        clock = self._clock()
+        clock = time.monotonic()
         if clock - self._checked >= CHECK_SECONDS:
             self._checked = clock
             await run_sync(self._conditions.check)

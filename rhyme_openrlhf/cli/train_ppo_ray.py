@@ -7,12 +7,11 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
-from rhyme_openrlhf.cli import upstream
+from rhyme_openrlhf.cli import train_arguments
 from rhyme_openrlhf.cli.console import refuse
+from rhyme_openrlhf.cli.train_arguments import BadInputError
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
-from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.options import SettingsError
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
 from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 
@@ -22,44 +21,35 @@ _refuse = partial(refuse, "rhyme train")
 def main(argv: list[str]) -> int:
     """Check `argv`, then train. Returns the exit code: 2 for bad input, before anything was started."""
     try:
-        args = upstream.parse(argv)
-        settings = RhymeSettings.from_namespace(args)
+        args, settings = train_arguments.parse(argv)
         if settings.control.url:
             read_token(settings.control.token_file, os.environ.get(TOKEN_VARIABLE, ""))
-    except (upstream.ArgumentsError, SettingsError, TokenError) as error:
+    except (BadInputError, TokenError) as error:
         return _refuse(error)
 
     if args.plan is not None:
         return _print_plan(args)
 
     # Imported only now: --help and argument errors must not wait for torch and Ray.
-    from rhyme_openrlhf.cli import preflight, preflight_gpus
-    from rhyme_openrlhf.platform import PlatformError, gpu_present, run_has_gpus, shims
-    from rhyme_openrlhf.telemetry.run_directory import RunDirectoryError
+    from rhyme_openrlhf.cli import preflight_gpus
 
-    changes: list[str] = []
+    said: list[str] = []
     try:
-        if not gpu_present():
-            shims.install()
-        on_gpus = run_has_gpus()
-        if not on_gpus:
-            from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
-
-            changes = adapt_arguments(args)
-        checked = preflight.check(args, on_gpus)
-        settings = settings.with_transport(on_gpus, lora=args.ds.lora.rank > 0)
-        slow = preflight_gpus.check_gpus(args, on_gpus)
-    except (PlatformError, preflight.PreflightError) as error:
+        checked = train_arguments.checked(args, settings, said.append)
+        slow = preflight_gpus.check_gpus(args, checked.on_gpus)
+    except (BadInputError, preflight_gpus.PreflightError) as error:
         return _refuse(error)
-    for sentence in [*changes, *filter(None, [checked.said, slow])]:
+    found = checked.found
+    for sentence in [*said, *filter(None, [found.said, slow])]:
         print(sentence)
 
     from rhyme_openrlhf.run.launch import LaunchError, run_training
+    from rhyme_openrlhf.telemetry.run_directory import RunDirectoryError
     from rhyme_openrlhf.training.resume import ResumeError
 
     try:
         command = ["rhyme", "train", *argv]
-        return run_training(args, settings, checked.prompts, checked.layouts, on_gpus, command)
+        return run_training(args, checked.settings, found.prompts, found.layouts, checked.on_gpus, command)
     except (LaunchError, ResumeError, RunDirectoryError) as error:
         return _refuse(error)
 

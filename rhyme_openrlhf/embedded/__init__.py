@@ -1,9 +1,8 @@
 """The embedded model and task: a real GRPO run that learns in minutes, with no GPU and no download.
 
-- `tasks` makes worked problems with answers of widely varying length.
 - `reward` judges the answers by rule. It is loaded by file path and must stay light, so nothing is imported here.
-- `model` defines the tokenizer and the architecture.
 - `data/` and `model/` hold what `scripts/make_embedded_tasks.py` and `scripts/train_embedded_model.py` wrote.
+- `demo` has the options of `rhyme demo`.
 """
 
 from pathlib import Path

@@ -357,10 +357,6 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         """Note the version that OpenRLHF's own broadcast just brought (`--weights.transport openrlhf`)."""
         self.weight_version = version
 
-    def get_weight_version(self) -> int:
-        """Return the version of the weights this engine runs."""
-        return self.weight_version
-
     # --- what the run record asks
 
     async def begin_rollout(self) -> None:

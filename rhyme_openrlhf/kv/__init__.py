@@ -2,9 +2,9 @@
 
 Read in this order:
 
-1. `buffer` is the contiguous buffer between two engines, in the host's shared memory; each rank has its heads in it.
-2. `handover` is what the source writes behind the blocks: all that the destination needs to go on.
-3. `pinned_copies` copies blocks between a GPU and the host's memory.
+1. `buffer` is the contiguous buffer between two engines, in the host's shared memory. Each rank has its heads in it.
+   Behind the blocks the source writes all that the destination needs to go on.
+2. `pinned_copies` copies blocks between a GPU and the host's memory.
 
 Orders come from `moves/`; `engine/kv_copies.py` copies the blocks out and in.
 """

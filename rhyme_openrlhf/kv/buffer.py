@@ -5,26 +5,49 @@ tensor-parallel size write and read their own (`head_share`): resharding is whic
 by its plain description. It is a file on tmpfs, for engines of one node; between two nodes each has one, and rows go
 from one to the other (engine/actor_parts/devices.py).
 
+Behind the blocks is the sample's handover: what its engine writes when it stops the sample, for the engine that expects
+it. Both engine cores reach it without a message: the destination looks for it between two of its steps.
+
 Invariants: a buffer's owner makes and removes it, workers only open it. No room on the tmpfs is an OSError of the
 worker that writes, not a bus error. A buffer whose owner is gone is removed when the next store starts.
+A handover is there whole or not at all (its length, written last, says so); it is written once, by an engine that
+generates for the sample no more.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
-from rhyme_openrlhf.kv import handover
-from rhyme_openrlhf.kv.handover import Handover
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
 PREFIX = "rhyme-move"
+# Before a handover: how long it is, 0 for as long as there is none.
+_LENGTH = struct.Struct("<q")
+# Of a token as msgpack writes it, at most; of the rest, with a generator's state (5 kB of a Mersenne twister on CPU).
+_TOKEN_BYTES = 5
+_REST_BYTES = 16384
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """`tokens`: the whole response so far; the rest as in `Stopped` and `Progress` (engine/messages.py)."""
+
+    tokens: list[int]
+    computed: int
+    blocks: int
+    window: int | None = None
+    generator: bytes | None = None
+
+
+_DECODER = msgspec.msgpack.Decoder(Handover)
 
 
 class HeadShare(NamedTuple):
@@ -92,13 +115,14 @@ class KvBuffer:
 
     @property
     def handover_offset(self) -> int:
-        """The place in the file where the sample is handed over (handover.py): behind the blocks."""
+        """The place in the file where the sample is handed over: behind the blocks."""
         return self.layout.layers * self.rows * self.layout.block_bytes
 
     @property
     def file_bytes(self) -> int:
         """Bytes of the file."""
-        return self.handover_offset + handover.room_bytes(self.rows * self.layout.block_size)
+        tokens = self.rows * self.layout.block_size
+        return self.handover_offset + _LENGTH.size + tokens * _TOKEN_BYTES + _REST_BYTES
 
     def open(self) -> torch.Tensor:
         """Return the buffer, [layers, rows, heads, block_size, width]. Raises OSError if it is not there (any more)."""
@@ -167,15 +191,27 @@ def write_rows(buffer: KvBuffer, first: int, rows: np.ndarray) -> None:
         os.close(descriptor)
 
 
-def write_handover(buffer: KvBuffer, handed: Handover) -> str:
-    """Hand a buffer's sample over; return "" or why not."""
+def write_handover(buffer: KvBuffer, handover: Handover) -> None:
+    """Hand a buffer's sample over. Raises OSError if the buffer is gone, or it or its file system has no room."""
+    text = msgspec.msgpack.encode(handover)
+    descriptor, offset = os.open(buffer.path, os.O_RDWR), buffer.handover_offset
     try:
-        handover.write(buffer.path, buffer.handover_offset, handed)
-    except OSError as error:
-        return f"the sample was not handed over: {error}"
-    return ""
+        if offset + _LENGTH.size + len(text) > os.fstat(descriptor).st_size:
+            raise OSError(f"{buffer.path} has no room for a handover of {len(text)} bytes")
+        os.pwrite(descriptor, text, offset + _LENGTH.size)
+        os.pwrite(descriptor, _LENGTH.pack(len(text)), offset)
+    finally:
+        os.close(descriptor)
 
 
 def read_handover(buffer: KvBuffer) -> Handover | None:
     """Return what was handed over with a buffer's sample; None if nothing is, or the buffer is gone."""
-    return handover.read(buffer.path, buffer.handover_offset)
+    try:
+        descriptor, offset = os.open(buffer.path, os.O_RDONLY), buffer.handover_offset
+    except FileNotFoundError:
+        return None
+    try:
+        (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, offset))
+        return _DECODER.decode(os.pread(descriptor, length, offset + _LENGTH.size)) if length else None
+    finally:
+        os.close(descriptor)

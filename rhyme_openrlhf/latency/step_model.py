@@ -103,10 +103,6 @@ class StepModel:
             return max(least, self._padded[-1] + 1) if self._padded else least
         return self._padded[at - 1] + 1 if at else 1
 
-    def next_stair(self, running: int, drafts: int) -> int:
-        """Return the most draft tokens that cost as much as `drafts`."""
-        return self.rows(running, drafts) - running
-
     def covers(self, running: int, context: int, drafts: int) -> bool:
         """Return whether the answer lies between measured points, or below them with less context."""
         rows = self.rows(running, drafts) if drafts else running

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -142,7 +141,6 @@ class _Way:
     stopped: Stopped | None = None
     computed: int = 0
     downtime: float | None = None
-    across_versions: bool = False
     convoy: Convoy | None = None
 
 
@@ -188,13 +186,7 @@ class Mover:
         await asyncio.gather(*(ask(engine) for engine in self._keeper.engines))
 
     async def move(
-        self,
-        sample: KeptSample,
-        destination: int,
-        cause: str,
-        *,
-        across_versions: bool = False,
-        convoy: Convoy | None = None,
+        self, sample: KeptSample, destination: int, cause: str, *, convoy: Convoy | None = None
     ) -> MoveRecord:
         """Move a sample, with a `convoy` together with others; returns when that is over, well or not.
 
@@ -214,14 +206,11 @@ class Mover:
             self._place(destination),
             choice.carrier,
             moving=sample.moving,
-            across_versions=across_versions,
             # Where both engines never have their KV caches at once nothing can wait for it.
             hands_over=near and not in_turns,
         )
         sample.moving, sample.incoming = True, sample.new_place()
-        way = _Way(
-            sample, sample.place, sample.incoming, near, in_turns, across_versions=across_versions, convoy=convoy
-        )
+        way = _Way(sample, sample.place, sample.incoming, near, in_turns, convoy=convoy)
         began = time.monotonic()
         try:
             while not move.over:
@@ -400,14 +389,11 @@ class Mover:
         computed = way.computed if move.carrier == KV_TRANSFER else 0
         if way.stopped is None:
             sample.known = self._keeper.restartable(sample)
-        progress = sample.known
-        if way.across_versions:
-            progress = dataclasses.replace(progress, weight_version=None)
         rest = None
         if computed and way.stopped is not None and way.stopped.blocks > way.arrived:
             rest = Rest(way.buffers[move.destination], way.arrived, way.stopped.blocks)
         started = await self._call(
-            move.destination, SampleCalls.start_sample, way.room, sample.request, progress, way.room, computed, rest
+            move.destination, SampleCalls.start_sample, way.room, sample.request, sample.known, way.room, computed, rest
         )
         if started.refused:
             return Reply.REFUSED, started.refused

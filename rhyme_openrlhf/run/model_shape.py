@@ -45,12 +45,12 @@ class ModelShape:
     vocabulary: int
     latent: int = 0
 
-    def kv_bytes(self, tensor_parallel: int, number_bytes: int = WEIGHT_BYTES) -> int:
+    def kv_bytes(self, tensor_parallel: int) -> int:
         """Keys and values of one token in all layers, on one GPU."""
         if self.latent:
             # Every rank has all of it: no head has a part of its own.
-            return self.layers * self.latent * number_bytes
-        return 2 * self.layers * max(self.kv_heads // tensor_parallel, 1) * self.head_size * number_bytes
+            return self.layers * self.latent * WEIGHT_BYTES
+        return 2 * self.layers * max(self.kv_heads // tensor_parallel, 1) * self.head_size * WEIGHT_BYTES
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape | None:

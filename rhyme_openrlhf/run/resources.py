@@ -135,7 +135,6 @@ class Layout:
     trainer_sleeps: bool = False
     sequences: int = VLLM_SAMPLES
     rows: int = 2 * VLLM_SAMPLES
-    samples_per_engine: float = 1.0
     longest: int = 1
     history_gb: float = 0.0
     buffer: bool = True
@@ -218,7 +217,6 @@ def no_shape(model: str | None) -> str:
 
 def layout_of(args: SimpleNamespace) -> Layout:
     """Return what upstream's nested arguments, with ours among them, say about memory."""
-    samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
     sequences = args.engine.max_num_seqs or VLLM_SAMPLES
     settings = RhymeSettings.from_namespace(args).with_transport(on_gpus=True, lora=args.ds.lora.rank > 0)
     muon = getattr(args.actor, "optim", "adam") == "muon"
@@ -243,7 +241,6 @@ def layout_of(args: SimpleNamespace) -> Layout:
         trainer_sleeps=args.ds.enable_sleep and args.train.colocate_all,
         sequences=sequences,
         rows=reserved_rows(sequences, longest_draft(args)),
-        samples_per_engine=samples / args.vllm.num_engines,
         longest=args.data.max_len,
         history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
         buffer=settings.weights_by_buffer,

@@ -10,10 +10,10 @@ Where the figure is silent or wrong:
   We try several t0: as if the shortest rank group had 1, 2, 4, ... engines, never before t_train; the figure's is the
   last of them where it is feasible.
 - Its d_max looks at the last rank group only, and can be infeasible (or negative). Ours is the smallest d at which all
-  others are content with their fewest engines, so a plan is found whenever those fit.
+  others are content with one engine, so a plan is always found.
 - Its precision is a second; ours is a fraction of d_max, since steps of a small model take less than that.
-- Engines left over go, one at a time, to the rank group that would finish last, up to its most.
-- Fewer engines than rank groups: `most_groups` says how many rank groups there may be; tier 1 makes that many.
+- Engines left over go, one at a time, to the rank group that would finish last.
+- Bounds of a rank group's engines are left out: each has one at least. Tier 1 makes no more rank groups than engines.
 - The smallest gradient is not always the shortest cycle (an odd and an even step, in opposite order). Over unequal
   shares, linear times are no longer linear over the engines. A rank group with more than half of the engines meets
   itself in the next step. So a search begins at the figure's plan and shifts engines between rank groups while the
@@ -22,7 +22,7 @@ Where the figure is silent or wrong:
 - A plan is taken only if neither its cycle is longer nor its idle share larger than those of equal shares.
 
 Invariants:
-- Each share lies between fewest and most. The shares add up to the engines, unless every rank group has its most.
+- Each share is one engine or more, and the shares add up to the engines.
 - The cycle is never longer, and the idle share never larger, than with equal shares.
 """
 
@@ -57,30 +57,17 @@ class EngineShares:
     idle_share: float
 
 
-def most_groups(engines: int, fewest: int = 1) -> int:
-    """Return how many rank groups `engines` engines can serve."""
-    return engines // fewest
-
-
 def plan_shares(
-    lengths: Sequence[float],
-    engines: int,
-    group_seconds: GroupSeconds,
-    training_seconds: float = 0.0,
-    fewest: int = 1,
-    most: int | None = None,
+    lengths: Sequence[float], engines: int, group_seconds: GroupSeconds, training_seconds: float = 0.0
 ) -> EngineShares:
     """Return the plan for rank groups of these mean lengths (ascending) on `engines` engines.
 
     `training_seconds`: of the last training step; the first rank group need not be done before it. Raises ValueError
-    without rank groups, for impossible bounds, or if the fewest engines are more than there are.
+    without rank groups, or with more of them than engines.
     """
     groups = len(lengths)
-    most = engines if most is None else min(most, engines)
-    if not groups or not 1 <= fewest <= most:
-        raise ValueError(f"{groups} rank groups cannot have {fewest} to {most} engines each")
-    if groups * fewest > engines:
-        raise ValueError(f"{groups} rank groups of at least {fewest} engines need more than the {engines} there are")
+    if not 1 <= groups <= engines:
+        raise ValueError(f"{groups} rank groups cannot share {engines} engines")
     known: dict[tuple[int, int], float] = {}
 
     def seconds(group: int, count: int) -> float:
@@ -88,7 +75,7 @@ def plan_shares(
             known[group, count] = group_seconds(lengths[group], count)
         return known[group, count]
 
-    equal = _judged(equal_shares(groups, engines, most), engines, seconds, None)
+    equal = _judged(equal_shares(groups, engines), engines, seconds, None)
     if groups == 1:
         return equal
 
@@ -96,24 +83,19 @@ def plan_shares(
         return _judged(tuple(shares), engines, seconds, gradient)
 
     best = equal
-    for start in _first_targets(groups, engines, seconds, training_seconds, fewest, most):
-        found = smallest_gradient(groups, engines, seconds, start, fewest, most)
+    for start in _first_targets(groups, engines, seconds, training_seconds):
+        found = smallest_gradient(groups, engines, seconds, start)
         if found is None:
             continue
         gradient, shares = found
-        plan = judged(_with_leftovers(shares, engines, most, seconds), gradient)
+        plan = judged(_with_leftovers(shares, engines, seconds), gradient)
         if plan.idle_share <= equal.idle_share and plan.cycle_seconds < best.cycle_seconds:
             best = plan
-    return _shifted(best, lambda shares: judged(shares, best.gradient), equal.idle_share, engines, fewest, most)
+    return _shifted(best, lambda shares: judged(shares, best.gradient), equal.idle_share, engines)
 
 
 def _shifted(
-    best: EngineShares,
-    judged: Callable[[Sequence[int]], EngineShares],
-    most_idle: float,
-    engines: int,
-    fewest: int,
-    most: int,
+    best: EngineShares, judged: Callable[[Sequence[int]], EngineShares], most_idle: float, engines: int
 ) -> EngineShares:
     """Return the plan after shifting engines between rank groups, many at once first, while the cycle gets shorter."""
     groups = len(best.engines)
@@ -123,8 +105,7 @@ def _shifted(
         improved = False
         for giver in range(groups):
             for taker in range(groups - 1, -1, -1):
-                fits = best.engines[giver] - size >= fewest and best.engines[taker] + size <= most
-                if giver == taker or not fits:
+                if giver == taker or best.engines[giver] <= size:
                     continue
                 looks += 1
                 if looks > MOST_LOOKS:
@@ -141,28 +122,18 @@ def _shifted(
 
 
 def _first_targets(
-    groups: int,
-    engines: int,
-    seconds: Callable[[int, int], float],
-    training_seconds: float,
-    fewest: int,
-    most: int,
+    groups: int, engines: int, seconds: Callable[[int, int], float], training_seconds: float
 ) -> list[float]:
-    """Return values of t0 to try: the shortest rank group's time with 1, 2, 4, ... times its fewest engines."""
-    largest = min(most, engines - (groups - 1) * fewest)
-    counts = [fewest]
+    """Return values of t0 to try: the shortest rank group's time with 1, 2, 4, ... engines."""
+    largest = engines - (groups - 1)
+    counts = [1]
     while counts[-1] < largest:
         counts.append(min(2 * counts[-1], largest))
     return sorted({max(seconds(0, count), training_seconds) for count in counts})
 
 
 def smallest_gradient(
-    groups: int,
-    engines: int,
-    seconds: Callable[[int, int], float],
-    start: float,
-    fewest: int,
-    most: int,
+    groups: int, engines: int, seconds: Callable[[int, int], float], start: float
 ) -> tuple[float, list[int]] | None:
     """(d, shares): rank group i is done within `start` + i * d; d is the smallest possible within PRECISION.
 
@@ -172,7 +143,7 @@ def smallest_gradient(
     def shares_for(gradient: float) -> list[int] | None:
         shares = []
         for group in range(groups):
-            share = _fewest_within(start + group * gradient, group, seconds, fewest, most)
+            share = _fewest_within(start + group * gradient, group, seconds, engines)
             if share is None:
                 return None
             shares.append(share)
@@ -181,7 +152,7 @@ def smallest_gradient(
     flat = shares_for(0.0)
     if flat is not None:
         return 0.0, flat
-    high = max((seconds(group, fewest) - start) / group for group in range(1, groups))
+    high = max((seconds(group, 1) - start) / group for group in range(1, groups))
     # The division may have rounded a target to just below what it was made from.
     high += PRECISION * abs(high)
     found = shares_for(high)
@@ -198,8 +169,9 @@ def smallest_gradient(
     return high, found
 
 
-def _fewest_within(target: float, group: int, seconds: Callable[[int, int], float], low: int, high: int) -> int | None:
-    """Return the fewest engines with which the rank group takes at most `target`; None if `high` are too few."""
+def _fewest_within(target: float, group: int, seconds: Callable[[int, int], float], engines: int) -> int | None:
+    """Return the fewest engines with which the rank group takes at most `target`; None if all are too few."""
+    low, high = 1, engines
     if seconds(group, high) > target:
         return None
     while low < high:
@@ -211,23 +183,18 @@ def _fewest_within(target: float, group: int, seconds: Callable[[int, int], floa
     return high
 
 
-def _with_leftovers(
-    shares: Sequence[int], engines: int, most: int, seconds: Callable[[int, int], float]
-) -> tuple[int, ...]:
+def _with_leftovers(shares: Sequence[int], engines: int, seconds: Callable[[int, int], float]) -> tuple[int, ...]:
     filled = list(shares)
     for _ in range(engines - sum(filled)):
-        open_groups = [group for group, share in enumerate(filled) if share < most]
-        if not open_groups:
-            break
         # Of equal times the longer rank group: its responses can surprise by more.
-        filled[max(open_groups, key=lambda group: (seconds(group, filled[group]), group))] += 1
+        filled[max(range(len(filled)), key=lambda group: (seconds(group, filled[group]), group))] += 1
     return tuple(filled)
 
 
-def equal_shares(groups: int, engines: int, most: int) -> tuple[int, ...]:
+def equal_shares(groups: int, engines: int) -> tuple[int, ...]:
     """Return equal numbers of engines for all rank groups; the longest ones get one of those left over."""
     whole, over = divmod(engines, groups)
-    return tuple(min(most, whole + (group >= groups - over)) for group in range(groups))
+    return tuple(whole + (group >= groups - over) for group in range(groups))
 
 
 def _judged(

@@ -325,11 +325,10 @@ def ask(
     carrier: str,
     *,
     moving: bool = False,
-    across_versions: bool = False,
     hands_over: bool = False,
 ) -> Move:
-    """Begin a move. `moving`: the sample is being moved already; `across_versions`: weight versions may differ;
-    `hands_over`: if its KV cache is carried, the source hands it over by itself.
+    """Begin a move. `moving`: the sample is being moved already; `hands_over`: if its KV cache is carried, the source
+    hands it over by itself.
 
     Raises MoveRefused, with one sentence, when it must not begin.
     """
@@ -341,10 +340,8 @@ def ask(
         if not place.open:
             raise NotYet(f"sample {sample} cannot move: engine {place.engine} loads weights or is gone")
     if source.weight_version != destination.weight_version:
-        if not across_versions:
-            raise NotYet(
-                f"sample {sample} cannot move: engine {source.engine} has weight version {source.weight_version}, "
-                f"engine {destination.engine} has {destination.weight_version}"
-            )
-        carrier = RECOMPUTE
+        raise NotYet(
+            f"sample {sample} cannot move: engine {source.engine} has weight version {source.weight_version}, "
+            f"engine {destination.engine} has {destination.weight_version}"
+        )
     return Move(sample, source.engine, destination.engine, carrier, carrier, hands_over=hands_over)

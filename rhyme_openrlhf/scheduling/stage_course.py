@@ -75,8 +75,8 @@ def by_maximum(samples: UnfinishedSamples, longest_allowed: int) -> NDArray[np.i
     return np.maximum(longest_allowed - samples.generated, 1)[None]
 
 
-def by_history(samples: UnfinishedSamples, longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
-    """Scenarios of tokens still to come, int64[scenarios, samples]."""
+def by_history(samples: UnfinishedSamples, longest_allowed: int) -> NDArray[np.int64]:
+    """Scenarios of tokens still to come, int64[SCENARIOS, samples]."""
     histories = samples.histories
     begins = np.array([0, *itertools.accumulate(map(len, histories))], dtype=np.int64)
     found: NDArray[np.int64] = stages.scenarios_of(
@@ -85,7 +85,7 @@ def by_history(samples: UnfinishedSamples, longest_allowed: int, scenarios: int 
         np.concatenate(histories),
         begins,
         longest_allowed,
-        scenarios,
+        SCENARIOS,
         _SHIFT,
     )
     return found

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.predictor import Predictor, StepSeconds
-from rhyme_openrlhf.scheduling.engine_shares import equal_shares, most_groups, plan_shares
+from rhyme_openrlhf.scheduling.engine_shares import equal_shares, plan_shares
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup, engines_by_group, rank_groups
 
 
@@ -173,10 +173,10 @@ def by_rank(
     step: int, lengths: Sequence[float | None], engines: int, most: int, shares_of: Shares
 ) -> StepPlacement | None:
     """Step `step` (from 1) in at most `most` rank groups over `engines` engines; None without any history."""
-    groups = rank_groups(lengths, min(most, most_groups(engines)))
+    groups = rank_groups(lengths, min(most, engines))
     if not groups:
         return None
-    shares = tuple(shares_of(groups) or equal_shares(len(groups), engines, engines))
+    shares = tuple(shares_of(groups) or equal_shares(len(groups), engines))
     engine_of = [0] * len(lengths)
     rank_group_of = [-1] * engines
     for number, (group, places) in enumerate(zip(groups, engines_by_group(step, shares), strict=True)):

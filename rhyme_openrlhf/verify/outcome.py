@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Result = Literal["ok", "informative", "skipped", "failed"]
-# From the one that matters least to the one that decides.
-RESULTS: tuple[Result, ...] = ("ok", "informative", "skipped", "failed")
 
 
 class VerifyError(RuntimeError):

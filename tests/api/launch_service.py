@@ -67,7 +67,7 @@ class Cluster:
         self.stopped.append(attempt_uid)
         self.jobs[attempt_uid] = Job("stopped")
 
-    def log_tail(self, attempt_uid: str, lines: int = 200) -> str:
+    def log_tail(self, attempt_uid: str) -> str:
         self._answer()
         return self.logs.get(attempt_uid, "")
 

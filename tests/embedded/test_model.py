@@ -3,24 +3,25 @@
 import json
 import random
 
+import embedded_model as embedded
 import pytest
 import torch
+from embedded_tasks import KINDS, draw_problem, make_problem
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from rhyme_openrlhf.embedded import model as embedded
-from rhyme_openrlhf.embedded.tasks import DATA_DIRECTORY, KINDS, draw_problem, make_problem
+from rhyme_openrlhf.embedded import DATA, MODEL
 
 
 @pytest.fixture(scope="module", params=["built", "shipped"])
 def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     if request.param == "built":
         return embedded.build_tokenizer()
-    return AutoTokenizer.from_pretrained(embedded.MODEL_DIRECTORY)
+    return AutoTokenizer.from_pretrained(MODEL)
 
 
 @pytest.fixture(scope="module")
 def model() -> Qwen3ForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(embedded.MODEL_DIRECTORY, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 
 
 def test_round_trip_of_all_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -60,10 +61,10 @@ def test_architecture_suits_two_ranks_and_cpu_attention() -> None:
 
 def test_shipped_model_is_small_and_bfloat16(model: Qwen3ForCausalLM) -> None:
     assert 1_000_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 3_000_000
-    files = list(embedded.MODEL_DIRECTORY.iterdir())
+    files = list(MODEL.iterdir())
     assert sum(file.stat().st_size for file in files) < 8_000_000
     assert {"config.json", "generation_config.json", "model.safetensors"} <= {file.name for file in files}
-    written = json.loads((embedded.MODEL_DIRECTORY / "config.json").read_text(encoding="utf-8"))
+    written = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
     assert written["architectures"] == ["Qwen3ForCausalLM"]
     assert written["dtype"] == "bfloat16"
     assert (model.generation_config.pad_token_id, model.generation_config.eos_token_id) == (0, 2)
@@ -91,4 +92,4 @@ def test_shipped_model_prefers_the_right_step(model: Qwen3ForCausalLM) -> None:
 
 
 def shipped_rows() -> list[dict[str, str]]:
-    return [json.loads(line) for path in DATA_DIRECTORY.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return [json.loads(line) for path in DATA.glob("*.jsonl") for line in path.read_text().splitlines()]

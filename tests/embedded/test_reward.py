@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from embedded_tasks import KINDS, draw_problem
 
 import rhyme_openrlhf.embedded
-from rhyme_openrlhf.embedded.tasks import KINDS, draw_problem
 
 
 @pytest.fixture(scope="module")

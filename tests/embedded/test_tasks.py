@@ -6,9 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-
-from rhyme_openrlhf.embedded.tasks import (
-    DATA_DIRECTORY,
+from embedded_tasks import (
     KINDS,
     STEP_COUNTS,
     Problem,
@@ -16,6 +14,8 @@ from rhyme_openrlhf.embedded.tasks import (
     error_rate,
     make_problem,
 )
+
+from rhyme_openrlhf.embedded import DATA
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_embedded_tasks.py"
 
@@ -122,7 +122,7 @@ def test_no_prompt_appears_twice_in_all_files(sets: dict[str, list[Problem]]) ->
 
 
 def test_shipped_files_equal_what_the_script_makes(sets: dict[str, list[Problem]]) -> None:
-    assert {path.name for path in DATA_DIRECTORY.glob("*.jsonl")} == set(sets)
+    assert {path.name for path in DATA.glob("*.jsonl")} == set(sets)
     for name, problems in sets.items():
         expected = "".join(json.dumps(problem.row()) + "\n" for problem in problems)
-        assert (DATA_DIRECTORY / name).read_bytes() == expected.encode(), name
+        assert (DATA / name).read_bytes() == expected.encode(), name

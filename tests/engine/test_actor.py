@@ -85,7 +85,7 @@ def test_each_version_is_loaded_and_no_cached_block_survives_it(actor: Actor, tm
     for version, scale in ((1, 0.5), (2, 1.5), (3, 1.0)):
         model = model_with(scale)
         actor.call(actor.raw.load_weights(stored(model, version, tmp_path)))
-        assert actor.raw.get_weight_version() == version
+        assert actor.raw.weight_version == version
         scores = actor.call(actor.raw.score(PROMPT[:40]))
         assert scores == pytest.approx(expected_scores(model, PROMPT[:40]), abs=TOLERANCE)
         # Twice: the second request finds the first one's blocks, which must be of this version.
@@ -105,11 +105,11 @@ def test_loading_under_running_samples_is_refused(actor: Actor, tmp_path: Path) 
     segment = stored(model_with(1.0), 9, tmp_path)
     running = actor.start(actor.raw.generate(list(PROMPT[:8]), sampling(max_tokens=LONG, ignore_eos=True)))
     until_running(actor)
-    before = actor.raw.get_weight_version()
+    before = actor.raw.weight_version
     with pytest.raises(WeightLoadError, match=r"engine 0 was told to load weight version 9 while 1 samples run"):
         actor.call(actor.raw.load_weights(segment))
     assert len(running.result(120).outputs[0].token_ids) == LONG
-    assert actor.raw.get_weight_version() == before
+    assert actor.raw.weight_version == before
 
 
 def test_partial_rollout_goes_on_with_the_new_weights(actor: Actor, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from rhyme_openrlhf.engine.messages import Exported, Grown, News, Progress, Rest, SampleRequest, Started, Stopped
 from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
-from rhyme_openrlhf.kv import handover
-from rhyme_openrlhf.kv.buffer import KvLayout
+from rhyme_openrlhf.kv.buffer import Handover, KvLayout, read_handover, write_handover
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus, SampleStatus
 
@@ -82,7 +81,7 @@ class FakeEngine:
     @staticmethod
     def take(sample: _Running) -> None:
         buffer = sample.expected
-        came = None if buffer is None else handover.read(buffer.path, buffer.handover_offset)
+        came = None if buffer is None else read_handover(buffer)
         if came is not None:
             sample.tokens, sample.expected = list(came.tokens), None
             sample.told = len(sample.tokens)
@@ -156,8 +155,7 @@ class FakeEngine:
         sample.stopped = True
         blocks = -(-len(sample.tokens) // LAYOUT.block_size)
         if hand_over:
-            handed = handover.Handover(list(sample.tokens), len(sample.tokens), blocks)
-            handover.write(buffer.path, buffer.handover_offset, handed)
+            write_handover(buffer, Handover(list(sample.tokens), len(sample.tokens), blocks))
         return Stopped(Progress(tuple(sample.tokens)), len(sample.tokens), blocks, at=time.time())
 
     def resume_sample(self, place: str) -> bool:

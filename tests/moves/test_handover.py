@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.kv import handover
-from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout
-from rhyme_openrlhf.kv.handover import Handover
+from rhyme_openrlhf.kv.buffer import Handover, KvBufferStore, KvLayout, read_handover, write_handover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
 from tests.moves.engines import Engines, answer, grown_to, request
 
@@ -23,25 +21,25 @@ def test_a_handover_is_read_as_it_was_written_and_never_in_part(tmp_path: Path) 
     store = KvBufferStore(tmp_path)
     buffer = store.make(KvLayout(2, 1, 4, 2, "float32"), 8)
     path, offset = buffer.path, buffer.handover_offset
-    assert handover.read(path, offset) is None
+    assert read_handover(buffer) is None
     handed = Handover(list(range(200_000, 200_032)), 30, 8, 4, bytes(range(256)) * 20)
-    handover.write(path, offset, handed)
-    assert handover.read(path, offset) == handed
+    write_handover(buffer, handed)
+    assert read_handover(buffer) == handed
     # The blocks before it are as they were, and the file is no longer than its owner made it.
     assert not any(Path(path).read_bytes()[:offset]) and os.stat(path).st_size == buffer.file_bytes
     with pytest.raises(OSError, match="has no room for a handover"):
-        handover.write(path, offset, Handover([1] * 30_000, 1, 1))
-    assert handover.read(path, offset) == handed
+        write_handover(buffer, Handover([1] * 30_000, 1, 1))
+    assert read_handover(buffer) == handed
     # Before its length, which is written last, nothing is there.
     other = store.make(buffer.layout, 8)
     with open(other.path, "r+b") as file:
         file.seek(offset + 8)
         file.write(b"half of a handover")
-    assert handover.read(other.path, offset) is None
+    assert read_handover(other) is None
     store.remove(buffer)
-    assert handover.read(path, offset) is None
+    assert read_handover(buffer) is None
     with pytest.raises(FileNotFoundError):
-        handover.write(path, offset, handed)
+        write_handover(buffer, handed)
 
 
 def test_what_comes_before_its_beginning_is_known_is_held_back() -> None:

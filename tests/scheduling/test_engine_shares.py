@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.scheduling.engine_shares import PRECISION, most_groups, plan_shares, smallest_gradient
+from rhyme_openrlhf.scheduling.engine_shares import PRECISION, plan_shares, smallest_gradient
 from rhyme_openrlhf.scheduling.step_plan import GroupTime, Speculation
 from tests.latency import formula
 
@@ -35,7 +35,7 @@ def test_the_gradient_is_the_smallest_there_is(
     groups, engines = len(lengths), len(lengths) + more
     seconds = tau(fixed, samples)
     start = max(seconds(lengths[0], 1 + more), training)
-    found = smallest_gradient(groups, engines, lambda g, n: seconds(lengths[g], n), start, 1, engines)
+    found = smallest_gradient(groups, engines, lambda g, n: seconds(lengths[g], n), start)
     gradients = [
         max(max(0.0, seconds(lengths[g], shares[g]) - start) / g for g in range(1, groups))
         for shares in itertools.product(range(1, engines + 1), repeat=groups)
@@ -52,29 +52,24 @@ def test_the_gradient_is_the_smallest_there_is(
     assert all(seconds(lengths[g], n) <= start + g * found[0] + 1e-9 for g, n in enumerate(found[1]))
 
 
-@given(small, st.integers(1, 64), st.floats(0, 3000), st.integers(1, 3), st.integers(1, 9))
-def test_never_worse_than_equal_shares_and_within_its_bounds(
-    case: tuple[list[float], int, float], samples: int, training: float, fewest: int, most_more: int
+@given(small, st.integers(1, 64), st.floats(0, 3000))
+def test_never_worse_than_equal_shares_and_all_engines_are_used(
+    case: tuple[list[float], int, float], samples: int, training: float
 ) -> None:
     lengths, more, fixed = case
-    engines, most = len(lengths) * fewest + more, fewest + most_more
-    plan = plan_shares(lengths, engines, tau(fixed, samples), training, fewest, most)
-    assert sum(plan.engines) == min(engines, len(lengths) * min(most, engines))
-    assert all(fewest <= share <= most for share in plan.engines)
-    equal = equal_shares(lengths, engines, tau(fixed, samples), most)
+    engines = len(lengths) + more
+    plan = plan_shares(lengths, engines, tau(fixed, samples), training)
+    assert sum(plan.engines) == engines and all(share >= 1 for share in plan.engines)
+    equal = equal_shares(lengths, engines, tau(fixed, samples))
     assert plan.cycle_seconds <= equal[0] * (1 + 1e-9) and plan.idle_share <= equal[1] + 1e-9
 
 
-def equal_shares(
-    lengths: list[float], engines: int, seconds: Callable[[float, int], float], most: int
-) -> tuple[float, float]:
+def equal_shares(lengths: list[float], engines: int, seconds: Callable[[float, int], float]) -> tuple[float, float]:
     """(cycle, idle share) of equal shares, counted engine by engine."""
     whole, over = divmod(engines, len(lengths))
-    shares = [min(most, whole + (group >= len(lengths) - over)) for group in range(len(lengths))]
+    shares = [whole + (group >= len(lengths) - over) for group in range(len(lengths))]
     row = [seconds(length, n) for length, n in zip(lengths, shares, strict=True) for _ in range(n)]
-    row += [0.0] * (engines - len(row))
-    turned = [time for time in reversed(row) if time] + [0.0] * row.count(0.0)
-    busy = [odd + even for odd, even in zip(row, turned, strict=True)]
+    busy = [odd + even for odd, even in zip(row, reversed(row), strict=True)]
     return max(busy), 1 - sum(busy) / (engines * max(busy)) if max(busy) else 0.0
 
 
@@ -86,7 +81,7 @@ def test_exponential_lengths_get_a_better_plan_in_nearly_every_case() -> None:
         lengths = sorted(200 * math.exp(draw.gauss(0, 1) + 0.35 * group) for group in range(8))
         engines = draw.choice([16, 32, 64])
         plan = plan_shares(lengths, engines, tau(60, 256))
-        gains.append(equal_shares(lengths, engines, tau(60, 256), engines)[1] - plan.idle_share)
+        gains.append(equal_shares(lengths, engines, tau(60, 256))[1] - plan.idle_share)
     assert min(gains) > -1e-9 and sum(gains) / len(gains) > 0.3
     assert sum(gain > 0 for gain in gains) >= 194
 
@@ -95,7 +90,7 @@ def test_the_long_rank_group_gets_the_engines_that_the_short_ones_can_spare() ->
     lengths = [100.0, 200.0, 400.0, 1600.0]
     plan = plan_shares(lengths, 16, tau(10, 64), training_seconds=tau(10, 64)(200.0, 1))
     assert plan.engines[0] < 4 < plan.engines[3]
-    equal = equal_shares(lengths, 16, tau(10, 64), 16)
+    equal = equal_shares(lengths, 16, tau(10, 64))
     assert plan.cycle_seconds < 0.9 * equal[0] and plan.idle_share < 0.1 < 0.3 < equal[1]
 
 
@@ -123,11 +118,9 @@ def test_one_rank_group_has_all_engines() -> None:
 
 
 def test_impossible_demands_are_refused() -> None:
-    with pytest.raises(ValueError, match="need more than the 3"):
-        plan_shares([1.0, 2.0], 3, tau(1, 1), fewest=2)
-    with pytest.raises(ValueError, match="cannot have"):
-        plan_shares([], 3, tau(1, 1))
-    assert most_groups(7, 2) == 3
+    for lengths in ([], [1.0, 2.0, 3.0, 4.0]):
+        with pytest.raises(ValueError, match="cannot share 3 engines"):
+            plan_shares(lengths, 3, tau(1, 1))
 
 
 @given(st.integers(1, 400), st.floats(1, 1000), st.integers(1, 63))

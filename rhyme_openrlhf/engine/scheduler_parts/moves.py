@@ -5,7 +5,7 @@ other, with its KV blocks.
 
 **Destination.** Blocks and a seat in the batch are held for a sample that is to come, so nobody else gets them. The
 sample is a new request that has its first response tokens already. An expected sample becomes such a request between
-two steps, as soon as its engine has handed it over (kv/handover.py). Samples of one convoy go on together, because
+two steps, as soon as its engine has handed it over (kv/buffer.py). Samples of one convoy go on together, because
 their engines' devices may be this one's: when the last of them is handed over, or an order asks for one.
 
 Invariants:
@@ -40,8 +40,7 @@ from rhyme_openrlhf.engine.requests import UNCOUNTED, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
 from rhyme_openrlhf.engine.scheduler_parts.meter import Meter, StatusFigures, extra_arguments
-from rhyme_openrlhf.kv.buffer import KvBuffer, read_handover, write_handover
-from rhyme_openrlhf.kv.handover import Handover
+from rhyme_openrlhf.kv.buffer import Handover, KvBuffer, read_handover, write_handover
 
 # Of arrivals whose first token, or whose handover, nobody asked for.
 ARRIVALS_KEPT = 1024
@@ -148,7 +147,10 @@ class Moves(Part):
         if buffer and hand_over and computed and not problem:
             tokens = list(request.output_token_ids)
             handed = Handover(tokens, computed, len(blocks), window, generator)
-            problem = write_handover(KvBuffer.from_plain(buffer), handed)
+            try:
+                write_handover(KvBuffer.from_plain(buffer), handed)
+            except OSError as error:
+                problem = f"the sample was not handed over: {error}"
         return {
             "output": request.num_output_tokens, "computed": computed, "blocks": len(blocks), "problem": problem,
             "at": at, "window": window, "generator": generator,

@@ -7,14 +7,10 @@ Invariants:
 """
 
 import string
-from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-MODEL_DIRECTORY = Path(__file__).parent / "model"
-DRAFT_MODEL_DIRECTORY = Path(__file__).parent / "draft_model"
 
 # Position in this list is the token id.
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")

@@ -22,10 +22,7 @@ import random
 import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist
-
-DATA_DIRECTORY = Path(__file__).parent / "data"
 
 # One letter names one term: 52 of them bound the longest problem at about 500 tokens.
 LETTERS = string.ascii_lowercase + string.ascii_uppercase
