@@ -12,6 +12,7 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -59,26 +60,30 @@ EXPERIMENTS = 200
 DEFAULT_TEMPLATE = "demo"
 
 
-class Typed(Body):
-    """The form's content (only options that are not at their default), and the template or run it started from.
+class Asked(Body):
+    """The form's values that are not at their default, and the run from which they were cloned.
 
     `options`, `count` and `seed` make it a sweep, as in `POST /api/v1/sweeps`.
     """
 
-    name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
     arguments: Given = {}
     options: Annotated[dict[str, WrittenValues], Field(max_length=MOST_OPTIONS)] = {}
     count: Draws | None = None
     seed: DrawSeed = 0
+    clone: UidText | None = None
+
+    def checked(self, roots: Sequence[Path]) -> list[Arguments]:
+        """Return the checked arguments of each run. Raises SpecError."""
+        if not self.options:
+            return [check(self.arguments, roots)]
+        return [one.arguments for one in configurations(self.arguments, self.options, self.count, self.seed, roots)]
+
+
+class Typed(Asked):
+    """The form's content, and the template it started from."""
+
+    name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
     template: Annotated[str, Field(max_length=50)] = ""
-    clone: UidText | None = None
-
-
-class Asked(Body):
-    """The form's values, and the run from which they were cloned, whose response lengths are known."""
-
-    arguments: Given = {}
-    clone: UidText | None = None
 
 
 class Pasted(Body):
@@ -151,10 +156,10 @@ def filled_form(page: PageDep, body: Pasted, launching: LaunchingDep) -> HTMLRes
 
 @router.post("/ui/new-run/estimate")
 def estimates(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLResponse:
-    """Render what would make the run in the form fit, and the simulated gain of drafts."""
+    """Render what would make the form's run, or a sweep's first, fit; and the simulated gain of drafts."""
     _for_operators(page)
     try:
-        arguments = check(body.arguments, launching.roots)
+        arguments = body.checked(launching.roots)[0]
     except SpecError as error:
         errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in error.faults]
         raise ProblemError(422, "estimates need a form without errors", errors=errors) from error
@@ -257,11 +262,7 @@ def _panel(form: Typed, launching: Launching) -> dict[str, Any]:
         faults.append(Fault("name", "must be a short name of letters, digits, '.', '_' and '-'"))
     runs: list[Arguments] = []
     try:
-        if form.options:
-            found = configurations(form.arguments, form.options, form.count, form.seed, launching.roots)
-            runs = [one.arguments for one in found]
-        else:
-            runs = [check(form.arguments, launching.roots)]
+        runs = form.checked(launching.roots)
     except SpecError as error:
         faults += error.faults
     return {

@@ -217,6 +217,10 @@ def test_a_sweep_is_checked_as_a_whole(launching_dashboard: Any) -> None:
     panel = html.unescape(client.post("/ui/new-run/panel", json=wrong).text)
     assert faults(panel) == {"options"} and "each value must be a number" in panel and "train.seed" in panel
     assert faults(client.post("/ui/new-run/panel", json={**drawn, "count": None}).text) == {"options"}
+    # The number of engines is in each run, and nowhere else; estimates are of the first run.
+    engines = {"arguments": {**arguments, "vllm": {}}, "options": {"vllm.num_engines": "1,2"}}
+    assert client.post("/ui/new-run/estimate", json=engines).status_code == 200
+    assert client.post("/ui/new-run/estimate", json={**engines, "options": {}}).status_code == 422
     few = {**drawn, "options": {"train.seed": "1,2"}}
     assert faults(client.post("/ui/new-run/panel", json=few).text) == {"count"}
 

@@ -95,11 +95,12 @@ async function check() {
   asked += 1;
   const mine = asked;
   const last = panel.querySelector("[data-estimates]");
+  const given = { arguments: collect(), ...sweep() };
   let html;
   try {
     const { template, clone } = one("filled").dataset;
     const from = clone ? { clone } : { template };
-    const response = await ask("/ui/new-run/panel", { method: "POST", body: { name: nameOf(), arguments: collect(), ...sweep(), ...from } });
+    const response = await ask("/ui/new-run/panel", { method: "POST", body: { name: nameOf(), ...given, ...from } });
     html = await response.text();
   } catch (error) {
     if (!("status" in error)) throw error;
@@ -112,7 +113,7 @@ async function check() {
   replace(panel, html);
   showFaults();
   markDifferences();
-  await estimate(mine, last);
+  await estimate(mine, last, given);
 }
 
 // Marks the fields that differ from the template or the cloned run, as the panel lists them.
@@ -124,7 +125,7 @@ function markDifferences() {
 }
 
 // Asks for the estimates of the form as it was checked. The last ones stay, greyed, until the new ones are there.
-async function estimate(mine, last) {
+async function estimate(mine, last, given) {
   const place = panel.querySelector("[data-estimates]");
   if (!place) return;
   if (last) {
@@ -133,7 +134,7 @@ async function estimate(mine, last) {
   }
   const { clone } = one("filled").dataset;
   try {
-    const body = { arguments: collect(), ...(clone ? { clone } : {}) };
+    const body = { ...given, ...(clone ? { clone } : {}) };
     const response = await ask("/ui/new-run/estimate", { method: "POST", body });
     const html = await response.text();
     // The form changed meanwhile: newer estimates will arrive.
@@ -311,7 +312,7 @@ panel.addEventListener("click", (event) => {
 });
 begin();
 showFaults();
-void estimate(asked, null);
+void estimate(asked, null, { arguments: collect() });
 // The cluster's free resources are loaded after the page, because Ray may be slow. The module that loads pieces starts
 // after this one and does it.
 document.addEventListener("DOMContentLoaded", () => document.dispatchEvent(new CustomEvent("rhyme:stale")));
