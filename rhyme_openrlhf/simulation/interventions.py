@@ -124,8 +124,10 @@ class Interventions:
             # Some samples may have ended, or begun their prefill, while the engine advanced to the end of its step.
             there = source.engine.running.keys() | {job.sample for job in source.engine.waiting}
             still = [sample for sample in order.samples if sample in there]
-            if still and not source.beginning:
-                self._move(source, run.slots[order.destination], still, "reallocation")
+            target = run.slots[order.destination]
+            # What ended may have switched the target's node to another layout.
+            if still and not source.beginning and self.layouts.aligned(target.node):
+                self._move(source, target, still, "reallocation")
 
     def _decoding(self, slots: Sequence[Slot], contexts: Sequence[float]) -> Decoding | None:
         """Return the mean decode step, as the live system computes it from its engines' reports.
