@@ -15,6 +15,7 @@ Invariants:
 - By threshold: a source keeps at least the threshold, a destination gets at most up to it. No pairing moves more
   samples in all, if all destinations have room.
 - A destination's free KV cache and seats hold what it gets.
+- A sample that cannot be moved takes no other sample's place in a move.
 - Engines exchange samples only with engines of the same weight version. Engines that load weights take no part.
 - Without a threshold and a latency model nothing moves.
 """
@@ -41,8 +42,8 @@ ENOUGH = 0.95
 
 Floats = NDArray[np.float64]
 
-# Prompt and response tokens so far; draft tokens accepted per step, in the mean; and which sample it is. Plain, since
-# a decision has thousands, and in this order, since so they are given away.
+# Prompt and response tokens so far; draft tokens accepted per step, in the mean; and which sample it is. A number below
+# 0 is of one that counts as load and cannot be moved. Plain, because a decision has thousands.
 RunningSample = tuple[int, float, int]
 
 
@@ -107,16 +108,22 @@ def by_threshold(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocati
     return found
 
 
-def _moves(source: EngineLoad, target: EngineLoad, count: int) -> list[Reallocation]:
-    """Return the move of at most `count` samples for which the target has room, as a list without it if there are none.
+def leaving_order(sample: RunningSample) -> tuple[float, ...]:
+    """Return the key of the order in which samples leave a source: short ones first, then rarely accepted ones.
 
-    Samples with shorter context, then fewer accepted tokens, leave a source first.
+    RLHFSpec weighs both. In simulated runs the weight gains nothing (docs/differences.md).
     """
+    return sample
+
+
+def _moves(source: EngineLoad, target: EngineLoad, count: int) -> list[Reallocation]:
+    """Return the move of at most `count` samples for which the target has room; empty if there are none."""
     if target.free_seats is not None:
         count = min(count, target.free_seats)
     free = target.free_tokens
     moved: list[int] = []
-    for context, _, sample in sorted(source.running):
+    movable = (sample for sample in source.running if sample[2] >= 0)
+    for context, _, sample in sorted(movable, key=leaving_order):
         # Those behind it are no shorter.
         if len(moved) >= count or context > free:
             break
@@ -198,17 +205,11 @@ class ReallocationPolicy:
         return self.moves(list(by_version.values()), _decoding(taking_part))
 
     def moves(self, loads: Sequence[Sequence[EngineLoad]], decoding: Decoding | None) -> list[Reallocation]:
-        """Return the moves between engines of the same weights, each a list of loads; samples below 0 cannot be moved.
+        """Return the moves between engines of the same weights, each a list of loads.
 
         `decoding`: of all engines that take part; None: none has a sample.
         """
-        orders = [order for alike in loads for order in self._orders(alike, decoding)]
-        found = []
-        for order in orders:
-            samples = tuple(sample for sample in order.samples if sample >= 0)
-            if samples:
-                found.append(Reallocation(order.source, order.destination, samples))
-        return found
+        return [order for alike in loads for order in self._orders(alike, decoding)]
 
     def _orders(self, alike: Sequence[EngineLoad], decoding: Decoding | None) -> list[Reallocation]:
         if self._threshold:

@@ -236,9 +236,9 @@ class Engine:
         pace = planned[2] if planned else self.pace(count, self._context, self._drafts)
         return self._growth * pace.part / count, pace.drafts / count
 
-    def jobs_waiting(self) -> list[Job]:
-        """Return the jobs without a decode step so far: those in prefill, then those waiting for it."""
-        return [*(self._prefill.jobs if self._prefill else ()), *self.waiting]
+    def jobs_in_prefill(self) -> list[Job]:
+        """Return the jobs whose prompts are being computed."""
+        return self._prefill.jobs if self._prefill else []
 
     def next_change(self) -> float:
         """Return the time of the next change, or infinity if there is nothing to run.
@@ -279,13 +279,16 @@ class Engine:
         self._plan = None
 
     def take(self, samples: set[int]) -> list[Job]:
-        """Remove these running samples and return them in the order in which they were admitted."""
+        """Remove these samples and return them: running ones as they were admitted, then waiting ones as they came."""
         taken = []
-        for sample in sorted(samples, key=lambda s: self.running[s].came):
+        for sample in sorted(samples & self.running.keys(), key=lambda s: self.running[s].came):
             item = self.running[sample]
             item.job.generated = self._generated(item)
             self._stop(item)
             taken.append(item.job)
+        if len(taken) < len(samples):
+            taken += [job for job in self.waiting if job.sample in samples]
+            self.waiting = deque(job for job in self.waiting if job.sample not in samples)
         self.load -= len(taken)
         self._plan = None
         return taken

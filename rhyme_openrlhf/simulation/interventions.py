@@ -72,7 +72,8 @@ class Interventions:
         source.below.difference_update(job.sample for job in jobs)
         run.result.count_moves(cause, len(jobs))
         stopped = source.engine.now
-        sent, again = run.carrying.chosen(jobs, source, target)
+        sent, again = run.carrying.chosen([job for job in jobs if job.computed], source, target)
+        computed_there = [*(one.job for one in again), *(job for job in jobs if not job.computed)]
         for job in jobs:
             job.computed = False
             plan = run.plans.get(job.sample >> 32)
@@ -82,9 +83,9 @@ class Interventions:
         if sent:
             seconds = source.engine.kind.transfer.kv_transfer_seconds([one.context for one in sent])
             run.at(stopped + seconds, lambda time: self._arrive_sent(target, sent, stopped, time))
-        if again:
-            # The target recomputes these samples while its other samples run.
-            run.at(stopped, lambda time: self._arrive(target, [one.job for one in again], time))
+        if computed_there:
+            # The target computes these samples while its other samples run.
+            run.at(stopped, lambda time: self._arrive(target, computed_there, time))
         run.ended(source, [])
 
     def _arrive_sent(self, slot: Slot, sent: list[Carried], stopped: float, now: float) -> None:
@@ -120,10 +121,13 @@ class Interventions:
         ):
             source = run.slots[order.source]
             run.stop_at([source], now)
-            # Some samples may have ended while the engine advanced to the end of its step.
-            still = [sample for sample in order.samples if sample in source.engine.running]
-            if still and not source.beginning:
-                self._move(source, run.slots[order.destination], still, "reallocation")
+            # Some samples may have ended, or begun their prefill, while the engine advanced to the end of its step.
+            there = source.engine.running.keys() | {job.sample for job in source.engine.waiting}
+            still = [sample for sample in order.samples if sample in there]
+            target = run.slots[order.destination]
+            # What ended may have switched the target's node to another layout.
+            if still and not source.beginning and self.layouts.aligned(target.node):
+                self._move(source, target, still, "reallocation")
 
     def _decoding(self, slots: Sequence[Slot], contexts: Sequence[float]) -> Decoding | None:
         """Return the mean decode step, as the live system computes it from its engines' reports.
@@ -140,7 +144,7 @@ class Interventions:
             running = len(engine.running)
             samples += engine.load
             if engine.load > running:
-                context += sum(job.context for job in engine.jobs_waiting())
+                context += sum(job.context for job in (*engine.jobs_in_prefill(), *engine.waiting))
             if running:
                 tokens, drafted = engine.speculation()
                 context += tokens_there
@@ -301,8 +305,13 @@ class _Samples(Sequence[RunningSample]):
     @cached_property
     def _made(self) -> list[RunningSample]:
         found = self._engine.contexts_at(self._now)
-        # Waiting samples count as load, but cannot be moved.
+        found += [(round(job.context), _accepted(job), job.sample) for job in self._engine.waiting]
+        # Samples in prefill count as load, but cannot be moved.
         return found + [
-            (round(job.context), job.tokens_per_step - 1, -1 - place)
-            for place, job in enumerate(self._engine.jobs_waiting())
+            (round(job.context), _accepted(job), -1 - place) for place, job in enumerate(self._engine.jobs_in_prefill())
         ]
+
+
+def _accepted(job: Job) -> float:
+    """Return the draft tokens that a waiting sample accepted per step, as an engine reports it: 0 before its first."""
+    return job.tokens_per_step - 1 if job.generated else 0.0

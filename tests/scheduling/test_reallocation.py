@@ -74,6 +74,13 @@ def test_shorter_contexts_go_first_then_fewer_accepted_tokens() -> None:
     assert move.samples == (2, 1)
 
 
+def test_a_sample_that_cannot_be_moved_takes_no_others_place() -> None:
+    running = ((10, 0.0, -1), (20, 0.0, -2), (100, 0.0, 7), (90, 0.0, 8))
+    (move,) = by_threshold([EngineLoad(0, running, FREE), load(1, 0)], 2)
+    assert move.samples == (8, 7)
+    assert by_threshold([EngineLoad(0, running[:2], FREE), load(1, 0)], 1) == []
+
+
 def test_a_destination_gets_no_more_than_it_has_room_for() -> None:
     (move,) = by_threshold([load(0, 6, contexts=[50, 60, 70, 80, 90, 100]), load(1, 0, free=120)], 3)
     assert move.samples == (0, 1)

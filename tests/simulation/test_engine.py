@@ -143,3 +143,13 @@ def test_what_never_fits_is_said() -> None:
     engine.give([Job(0, 0, 150, 100)], 0.0)
     with pytest.raises(KvCacheTooSmall, match="does not fit"):
         drained(engine)
+
+
+def test_waiting_samples_can_be_taken() -> None:
+    engine = Engine(kinds.kind(most_running=2), plain)
+    engine.give(kinds.jobs([(50, 100)] * 5, 1), 0.0)
+    engine.change()
+    assert sorted(engine.running) == [0, 1] and [job.sample for job in engine.waiting] == [2, 3, 4]
+    taken = engine.take({1, 3, 4})
+    assert [job.sample for job in taken] == [1, 3, 4] and [job.computed for job in taken] == [True, False, False]
+    assert engine.load == 2 and sorted(drained(engine)) == [0, 2]

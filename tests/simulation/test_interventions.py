@@ -49,3 +49,23 @@ def test_a_rank_groups_samples_are_found_wherever_they_went(
     assert looks > 20 and away > 0 and sum(result.moves.values()) > 10
     # Of steps that are complete nothing is kept.
     assert set(run.interventions._elsewhere) <= {len(run.workload.steps) - 1, len(run.workload.steps)}
+
+
+def test_waiting_samples_are_reallocated_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin elsewhere, so the stage ends sooner."""
+    load = drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 4, 16, 4, 2, 5)
+    features = Features("sync", reallocation=True, cooldown=5, interval=0.3)
+    few_seats = dataclasses.replace(CLUSTER, running=4)
+    moved: list[bool] = []
+    move = Interventions._move
+
+    def noted(self: Interventions, source: Any, target: Any, samples: Any, cause: str) -> None:
+        moved.extend(sample in source.engine.running for sample in samples)
+        move(self, source, target, samples, cause)
+
+    monkeypatch.setattr(Interventions, "_move", noted)
+    result = Run(load, few_seats, features, PROFILES).go()
+    assert moved.count(False) > 10 and moved.count(True) > 10
+    assert sum(result.moves.values()) == len(moved)
+    assert sum(step.samples for step in result.steps) == 4 * 16 * 4
+    assert result.rollout_seconds < Run(load, few_seats, Features("sync"), PROFILES).go().rollout_seconds
