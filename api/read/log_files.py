@@ -7,6 +7,7 @@ configured roots. Symbolic links are resolved before these checks. At most `MAX_
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import stat
@@ -91,19 +92,22 @@ def logs_of(run_directory: str, roots: Sequence[Path]) -> Path:
 
 def list_logs(logs: Path) -> list[LogFile]:
     """Return the regular files below `logs` (from `logs_of`), by name."""
-    found: list[LogFile] = []
-    for directory, _, names in os.walk(logs):
-        for name in names:
-            path = Path(directory) / name
+    found = (LogFile(name, about.st_size, about.st_mtime) for name, about in files_below(logs))
+    return sorted(itertools.islice(found, MAX_FILES), key=lambda file: file.name)
+
+
+def files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the regular files below a folder, with names relative to it that can be printed."""
+    for directory, folders, names in os.walk(folder):
+        folders.sort()
+        for path in (Path(directory) / name for name in sorted(names)):
             try:
                 about = path.lstat()
             except OSError:  # deleted since it was listed
                 continue
-            if stat.S_ISREG(about.st_mode) and name.isprintable():
-                found.append(LogFile(path.relative_to(logs).as_posix(), about.st_size, about.st_mtime))
-        if len(found) >= MAX_FILES:
-            break
-    return sorted(found, key=lambda file: file.name)[:MAX_FILES]
+            below = path.relative_to(folder).as_posix()
+            if stat.S_ISREG(about.st_mode) and below.isprintable():
+                yield below, about
 
 
 def logs_of_attempt(session: Session, uid: str, number: int, roots: Sequence[Path]) -> Path:

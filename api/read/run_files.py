@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import os
-import stat
 import tarfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from typing import Literal
 
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.read.log_files import LogError, folder_of, open_log
+from rhyme_openrlhf.api.read.log_files import LogError, files_below, folder_of, open_log
 from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 from rhyme_openrlhf.telemetry.run_directory import SAMPLES_FOLDER
 
@@ -75,20 +74,11 @@ def list_files(places: Sequence[Place]) -> list[RunFile]:
     """Return the files of these places by name, at most MAX_FILES."""
     found: list[RunFile] = []
     for place in places:
-        for directory, folders, names in os.walk(place.path):
-            folders.sort()
-            for name in sorted(names):
-                path = Path(directory) / name
-                try:
-                    about = path.lstat()
-                except OSError:  # deleted since it was listed
-                    continue
-                below = path.relative_to(place.path).as_posix()
-                if stat.S_ISREG(about.st_mode) and below.isprintable():
-                    shown = f"{place.name}/{below}" if place.name else below
-                    found.append(RunFile(shown, kind_of(shown), about.st_size, about.st_mtime))
-                if len(found) >= MAX_FILES:
-                    return found
+        for below, about in files_below(place.path):
+            shown = f"{place.name}/{below}" if place.name else below
+            found.append(RunFile(shown, kind_of(shown), about.st_size, about.st_mtime))
+            if len(found) >= MAX_FILES:
+                return found
     return found
 
 

@@ -203,20 +203,20 @@ def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:
 
 
 def _directory(service: Service, launching: Launching, uid: str, number: int) -> Path:
-    with _found(), service.database.reading() as session:
+    with found(), service.database.reading() as session:
         return logs_of_attempt(session, uid, number, readable_roots(launching))
 
 
 @contextmanager
 def _log(logs: Path, name: str) -> Iterator[BinaryIO]:
     """Open a log. Raises ProblemError (404)."""
-    with _found(), open_log(logs, name) as file:
+    with found(), open_log(logs, name) as file:
         yield file
 
 
 @contextmanager
-def _found() -> Iterator[None]:
-    """Convert a missing log to ProblemError (404)."""
+def found() -> Iterator[None]:
+    """Convert missing files to ProblemError (404)."""
     try:
         yield
     except LogError as error:

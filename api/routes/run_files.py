@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 from urllib.parse import quote
 
@@ -15,10 +13,10 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid
-from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.http.problems import documented
 from rhyme_openrlhf.api.launch.actions import Launching
-from rhyme_openrlhf.api.read.log_files import LogError
 from rhyme_openrlhf.api.read.run_files import KINDS, USUAL, Kind, Place, archive, list_files, places_of_attempt
+from rhyme_openrlhf.api.routes.logs import found
 from rhyme_openrlhf.api.store.bounds import View
 
 router = APIRouter(
@@ -82,14 +80,5 @@ def download_files(
 
 
 def _places(service: Service, launching: Launching, uid: str, number: int) -> list[Place]:
-    with _found(), service.database.reading() as session:
+    with found(), service.database.reading() as session:
         return places_of_attempt(session, uid, number, readable_roots(launching))
-
-
-@contextmanager
-def _found() -> Iterator[None]:
-    """Convert missing files to ProblemError (404)."""
-    try:
-        yield
-    except LogError as error:
-        raise ProblemError(404, str(error)) from error

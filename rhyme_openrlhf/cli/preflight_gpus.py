@@ -1,20 +1,38 @@
 """Checks of a run's GPUs before anything is started: their number, nodes, memory and the compiler.
 
 Each check raises PreflightError with one sentence: what is wrong, where, what to do. On a cluster (RAY_ADDRESS) the
-driver's machine says nothing of the others' memory and compilers, so each node is asked (`preflight_nodes`).
+driver's machine says nothing of the others' memory and compilers, so one tiny task asks each node with GPUs. It has
+neither a CPU slot nor a GPU, so it waits for no other job. The wait is bounded, and an error names each node that does
+not answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
-from rhyme_openrlhf.cli.preflight_nodes import check_nodes
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
-from rhyme_openrlhf.run.resources import ENGINES, Share, shortage
+from rhyme_openrlhf.run.resources import ENGINES, Share, required_gpus, shortage
+
+# A worker starts and imports torch from a shared disk.
+ANSWER_SECONDS = 120
+# Ray hides all GPUs from a task that asks for none, unless this says otherwise (as engine/factory.py).
+SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A node of a run. `broken`: why its GPUs cannot train, "" where they can; sizes in bytes, `shm` of /dev/shm."""
+
+    broken: str
+    gpu_memory: int | None
+    shm: int
 
 
 def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
@@ -101,19 +119,90 @@ def _across_nodes(args: SimpleNamespace, nodes: list[int]) -> str:
 def _check_compiler() -> None:
     import torch
 
-    if torch.version.cuda and not nvidia.deepspeed_is_compiled():
-        problem = nvidia.cannot_compile(nvidia.toolkit(), torch.version.cuda)
-        if problem:
-            raise PreflightError(problem)
+    if problem := _no_compiler(torch.version.cuda):
+        raise PreflightError(problem)
+
+
+def _no_compiler(cuda: str | None) -> str:
+    """Return why DeepSpeed cannot be compiled for torch's CUDA version; "" where it can, or need not be."""
+    return nvidia.cannot_compile(nvidia.toolkit(), cuda) if cuda and not nvidia.deepspeed_is_compiled() else ""
 
 
 def _check_memory(args: SimpleNamespace, layout: resources.Layout, size: int | None) -> None:
-    # Engines of several layouts are planned by preflight_layouts.
-    if size is None or args.tp_switch.enable:
-        return
-    shape = model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
-    if shape is None:
-        return
-    problem = resources.plan(shape, layout, size).problem
-    if problem:
+    if problem := _memory_problem(args, layout, size):
         raise PreflightError(f"{problem} (rhyme train --plan shows the whole plan)")
+
+
+def _memory_problem(args: SimpleNamespace, layout: resources.Layout, size: int | None) -> str:
+    """Return why the run does not fit into GPUs of `size` bytes; "" where it does, or nothing is known."""
+    shape = _shape(args)
+    # Engines of several layouts are planned by preflight_layouts.
+    return "" if shape is None or args.tp_switch.enable else resources.plan(shape, layout, size).problem
+
+
+def _shape(args: SimpleNamespace) -> model_shape.ModelShape | None:
+    return model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
+
+
+def facts() -> NodeFacts:
+    """Return what this machine says of itself; runs on each node."""
+    import torch
+
+    found, cuda = nvidia.read(), torch.version.cuda or ""
+    if found.gpus and not torch.cuda.is_available():
+        broken = nvidia.unusable([gpu.name for gpu in found.gpus], found.version, cuda)
+    else:
+        broken = _no_compiler(cuda)
+    return NodeFacts(broken, nvidia.smallest_memory(found), shutil.disk_usage(resources.SHM).total)
+
+
+def check_nodes(args: SimpleNamespace, timeout_s: float = ANSWER_SECONDS) -> list[str]:
+    """Return a sentence for each node that does not do where the others have GPUs enough; raise PreflightError else."""
+    judged = [(node, gpus, _problem(args, answer)) for node, gpus, answer in _answers(timeout_s)]
+    problems = [f"node {node}: {problem}" for node, _, problem in judged if problem]
+    if problems and sum(gpus for _, gpus, problem in judged if not problem) < required_gpus(args):
+        raise PreflightError(problems[0])
+    return [f"{problem} (if Ray places a part of the run there)" for problem in problems]
+
+
+def _answers(timeout_s: float) -> list[tuple[str, int, NodeFacts]]:
+    """Ask every node that has GPUs: its address, its GPUs and its answer."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    with ray.init(log_to_driver=False, logging_level="ERROR"):
+        ask: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": SEES_GPUS})(facts)
+        asked = {}
+        for node in ray.nodes():
+            if node["Alive"] and (gpus := int(node["Resources"].get("GPU", 0))):
+                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                asked[ask.options(scheduling_strategy=there).remote()] = (node["NodeManagerAddress"], gpus)
+        _, silent = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+        if silent:
+            names = ", ".join(asked[one][0] for one in silent)
+            raise PreflightError(
+                f"waited {timeout_s:g} s for node {names} to say its driver and the size of /dev/shm: look at "
+                "`ray status`, and end a node that does not answer"
+            )
+        found = []
+        for one, (node, gpus) in asked.items():
+            try:
+                found.append((node, gpus, ray.get(one)))
+            except ray.exceptions.RayError as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise PreflightError(f"node {node} cannot be checked: is rhyme-openrlhf there? {reason}") from error
+        return found
+
+
+def _problem(args: SimpleNamespace, node: NodeFacts) -> str:
+    """Return why a run cannot have this node's GPUs, in one sentence; "" where it can."""
+    shape, layout = _shape(args), resources.layout_of(args)
+    if node.broken or shape is None:
+        return node.broken
+    wanted = resources.shared_memory(shape, layout)
+    if layout.buffer and wanted > node.shm:
+        return (
+            f"/dev/shm has {resources.memory(node.shm)}, but the weight buffer needs {resources.memory(wanted)}: "
+            "enlarge it (Docker: --shm-size), or give --weights.transport openrlhf"
+        )
+    return _memory_problem(args, layout, node.gpu_memory)

@@ -182,7 +182,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
 
     def _send(self, step: Step, engine: int, places: Sequence[int], turn: int) -> None:
         begin = None if self._home is None else partial(self._home.generate_in_turn.remote, engine)
-        with self._doors([turn_door(self.vllm_engines[engine], turn, places, begin)]):
+        with self.sending_to([turn_door(self.vllm_engines[engine], turn, places, begin)]):
             calls = SamplesGenerator._dispatch_prompts_to_vllm(
                 self,
                 [step.prompts[place] for place in places],
@@ -210,7 +210,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         engines = [self.vllm_engines[number] for number in left]
         self._acknowledged([engine.hand_turn.remote(turn, None, []) for engine in engines])
         try:
-            with self._doors([turn_door(engine, turn.number) for engine in engines]):
+            with self.sending_to([turn_door(engine, turn.number) for engine in engines]):
                 yield
         finally:
             for engine in engines:
@@ -224,14 +224,6 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
         # Only evaluations come this way; a step's prompts go through `hand`.
         return SamplesGenerator._dispatch_prompts_to_vllm(self, prompts, labels, **kwargs)
-
-    @contextmanager
-    def _doors(self, doors: list[Any]) -> Iterator[None]:
-        engines, self.vllm_engines = self.vllm_engines, doors
-        try:
-            yield
-        finally:
-            self.vllm_engines = engines
 
 
 def last_lengths(prompts: Sequence[str], workers: Sequence[Any], timeout_s: float) -> list[tuple[int, ...]]:

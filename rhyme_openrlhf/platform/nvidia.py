@@ -59,14 +59,21 @@ class Toolkit:
     release: str = ""
 
 
-def read() -> Driver:
-    """Ask NVML; an empty answer where the package nvidia-ml-py or a driver is missing."""
+def nvml() -> Any:
+    """Return the module of the package nvidia-ml-py, None without it."""
     try:
         with warnings.catch_warnings():
             # An older package of the same module's name warns of itself.
             warnings.simplefilter("ignore")
             import pynvml
     except ImportError:
+        return None
+    return pynvml
+
+
+def read() -> Driver:
+    """Ask NVML; an empty answer where the package nvidia-ml-py or a driver is missing."""
+    if (pynvml := nvml()) is None:
         return Driver()
     try:
         pynvml.nvmlInit()

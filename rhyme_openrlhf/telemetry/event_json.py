@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Event, Recorded
 from rhyme_openrlhf.telemetry.metrics import CountersError, EngineCounters
+from rhyme_openrlhf.telemetry.run_directory import strict
 
 # Strict JSON has no numbers for these.
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -56,7 +57,8 @@ def to_json(event: Event, time: float, source: str, sequence: int) -> dict[str, 
     row["source"] = _checked_text(kind, "source", source)
     row["sequence"] = _checked_int(kind, "sequence", sequence)
     for name, check, _ in _FIELDS[kind]:
-        row[name] = _plain(check(kind, name, getattr(event, name)))
+        value = check(kind, name, getattr(event, name))
+        row[name] = value.to_dict() if isinstance(value, EngineCounters) else strict(value)
     return row
 
 
@@ -212,16 +214,3 @@ _FIELDS: dict[str, tuple[tuple[str, _Check, bool], ...]] = {
     )
     for cls in EVENT_CLASSES
 }
-
-
-def _plain(value: Any) -> Any:
-    """Return a checked value as strict JSON can hold it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, EngineCounters):
-        return value.to_dict()
-    return value

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import shutil
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.telemetry.events import SystemSample
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -33,12 +33,7 @@ class Gpus:
         self.missing = ""
         self._nvml: Any = None
         self._handles: list[Any] = []
-        try:
-            with warnings.catch_warnings():
-                # An older package of the same module's name warns of itself.
-                warnings.simplefilter("ignore")
-                import pynvml
-        except ImportError:
+        if (pynvml := nvidia.nvml()) is None:
             self.missing = "the package nvidia-ml-py is not installed"
             return
         try:

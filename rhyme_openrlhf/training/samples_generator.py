@@ -187,18 +187,24 @@ class RhymeSamplesGenerator(SamplesGenerator):
             return
         from rhyme_openrlhf.moves.home import door
 
-        engines = self.vllm_engines
         ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
         known = {prompt_key(prompt): list(of_prompt) for prompt, of_prompt in zip(prompts, lengths, strict=False)}
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         self._home.begin_step.remote(self.step + 1, len(prompts) * samples, known or None)
         # Tail engines get samples from the others only, while there are others.
+        engines = self.vllm_engines
         there = prompt_engines_left(engines, self.services.layouts) or engines_left(engines)
-        self.vllm_engines = [door(self._home, number) for number in there]
+        with self.sending_to([door(self._home, number) for number in there]):
+            yield
+
+    @contextlib.contextmanager
+    def sending_to(self, engines: list[Any]) -> Iterator[None]:
+        """Within it, upstream sends prompts to these handles of engines."""
+        before, self.vllm_engines = self.vllm_engines, engines
         try:
             yield
         finally:
-            self.vllm_engines = engines
+            self.vllm_engines = before
 
     def _last_lengths(self, prompts: list[str]) -> list[Sequence[int]]:
         """Return how long the prompts were answered last, where that is known; empty where nothing depends on it."""
@@ -222,12 +228,8 @@ class RhymeSamplesGenerator(SamplesGenerator):
         )
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         chosen = by_predicted_work(lengths, unfinished, samples)
-        if chosen is not None:
-            self.vllm_engines = routed(engines, chosen)
-        try:
+        with self.sending_to(engines if chosen is None else routed(engines, chosen)):
             yield
-        finally:
-            self.vllm_engines = engines
 
     def _choose_samples(self, prompts: list[str]) -> None:
         """Tell the engines whose drafts to note, before the prompts reach them."""

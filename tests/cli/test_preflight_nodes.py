@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.cli import demo, preflight_gpus, preflight_nodes, upstream
-from rhyme_openrlhf.cli.preflight_models import PreflightError
-from rhyme_openrlhf.cli.preflight_nodes import NodeFacts
+from rhyme_openrlhf.cli import demo, preflight_gpus, upstream
+from rhyme_openrlhf.cli.preflight_gpus import NodeFacts, PreflightError
 from rhyme_openrlhf.run import resources
 from tests import nvml
 
@@ -75,7 +74,7 @@ def test_a_node_that_does_not_answer_is_named(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(PreflightError, match=r"waited 0.001 s for node [\d.]+, [\d.]+ to say its driver and the size"):
-        preflight_nodes.check_nodes(args, 0.001)
+        preflight_gpus.check_nodes(args, 0.001)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +94,14 @@ def test_memory_and_shared_memory_of_a_node_are_planned(
     node: NodeFacts, options: dict[str, str], words: str, args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args.weights.transport = options.get("transport", "auto")
-    monkeypatch.setattr(preflight_nodes, "_answers", lambda timeout_s: [("10.0.0.7", 3, node)])
+    monkeypatch.setattr(preflight_gpus, "_answers", lambda timeout_s: [("10.0.0.7", 3, node)])
     if not words:
-        assert preflight_nodes.check_nodes(args) == []
+        assert preflight_gpus.check_nodes(args) == []
         return
     with pytest.raises(PreflightError, match="^node 10.0.0.7: ") as error:
-        preflight_nodes.check_nodes(args)
+        preflight_gpus.check_nodes(args)
     assert words in str(error.value)
 
 
 def test_this_machine_has_shared_memory() -> None:
-    assert preflight_nodes.facts().shm == os.statvfs(resources.SHM).f_blocks * os.statvfs(resources.SHM).f_frsize
+    assert preflight_gpus.facts().shm == os.statvfs(resources.SHM).f_blocks * os.statvfs(resources.SHM).f_frsize
