@@ -269,6 +269,8 @@ class TpSwitcher:
         """
         if self._settings.rule != BY_HISTORY or self._settings.samples or self._devices or self._holds:
             return None
+        if len(self._nodes) < 2:
+            return None
         # Nobody has asked the engines since the last sample ended.
         await self._reports.hear()
         self._newest.clear()

@@ -232,7 +232,9 @@ def test_a_look_lists_each_layouts_engines_once_however_many_nodes_there_are(mon
 LENGTHS = [[9000, 9100], [500, 600], [510, 590], [520, 610], [9050, 8950], *[[480, 520]] * 5]
 
 
-def first_engines(busy: bool = False, seconds: tuple[float, ...] = (0.02, 0.005), **settings: Any) -> Any:
+def first_engines(
+    busy: bool = False, one_node: bool = False, seconds: tuple[float, ...] = (0.02, 0.005), **settings: Any
+) -> Any:
     """Return the engines that prompts begin at, those that lend their devices, and those that were told so."""
     plan = LayoutPlan(4, 1, (Tail(2, 2),), both_awake=settings.pop("both_awake", True))
 
@@ -246,7 +248,7 @@ def first_engines(busy: bool = False, seconds: tuple[float, ...] = (0.02, 0.005)
             reports.install(profile(each), layout)
         asked, nothing = TpSwitchSettings(enable=True, **settings), Any
         switcher = TpSwitcher(asked, plan, keeper, reports, nothing, print, lambda: 1, lambda: True)  # type: ignore[arg-type]
-        switcher.place({0: "a", 1: "a", 4: "a", 2: "b", 3: "b", 5: "b"})
+        switcher.place({n: "b" if n in (2, 3, 5) and not one_node else "a" for n in engines})
         request = SampleRequest((1,), SimpleNamespace(max_tokens=9000, seed=None))
         running = [asyncio.create_task(keeper.generate(request, 0))] if busy else []
         await asyncio.sleep(0.01)
@@ -267,8 +269,8 @@ def test_the_longest_prompts_of_a_step_begin_at_a_nodes_tail_engine() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"rule": "maximum"}, {"samples": 2}, {"both_awake": False}, {"busy": True}, {"seconds": (0.02,)},
-     {"seconds": (0.02, 0.03)}],
+    [{"rule": "maximum"}, {"samples": 2}, {"both_awake": False}, {"busy": True}, {"one_node": True},
+     {"seconds": (0.02,)}, {"seconds": (0.02, 0.03)}],
 )  # fmt: skip
 def test_otherwise_all_nodes_begin_a_step_alike(change: dict[str, Any]) -> None:
     assert first_engines(**change) == (None, frozenset(), set())
