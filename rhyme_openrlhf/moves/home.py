@@ -156,6 +156,15 @@ class SampleHome:
         if lengths is not None and self._watch is not None and self._watch.switcher is not None:
             self._watch.switcher.know_lengths(lengths)
 
+    async def first_engines(self, lengths: Sequence[Sequence[int]], samples: int) -> list[int] | None:
+        """Return the engine of each prompt of a step that is about to begin; None: OpenRLHF or dispatch chooses.
+
+        `lengths`: of each prompt's last responses; `samples`: of each prompt.
+        """
+        if self._watch is None or self._watch.switcher is None:
+            return None
+        return await self._watch.switcher.first_engines(lengths, samples)
+
     def trace_prompts(self, keys: list[str]) -> None:
         """Keep the responses to these prompts (`prompt_key`) from now on, and to no others."""
         self._traced = frozenset(keys)

@@ -39,6 +39,7 @@ from rhyme_openrlhf.moves.engine_reports import EngineReports, LayoutReports
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.mover import Convoy, MoveRecord
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
+from rhyme_openrlhf.scheduling.first_layouts import first_layouts
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused, NotYet
 from rhyme_openrlhf.scheduling.stage_course import Layout, Unfinished
@@ -243,6 +244,8 @@ class TpSwitcher:
         self._devices = None if plan.both_awake else AwakeLayouts(keeper, self._nodes, limit_s)
         self._lengths: dict[str, tuple[int, ...]] = {}
         self._cost = SwitchCost()
+        # Of the last decision: tokens and draft tokens of a sample's decode step.
+        self._speculation = (1.0, 0.0)
         self._stuck: set[str] = set()
         # Of the look that is going on, by layout.
         self._newest: dict[int, LayoutReports] = {}
@@ -257,6 +260,46 @@ class TpSwitcher:
     def know_lengths(self, lengths: Mapping[str, Sequence[int]]) -> None:
         """Replace the known lengths of earlier responses to prompts (`prompt_key`)."""
         self._lengths = {key: tuple(of_prompt) for key, of_prompt in lengths.items()}
+
+    async def first_engines(self, lengths: Sequence[Sequence[int]], samples: int) -> list[int] | None:
+        """Return the engine at which each prompt of a step begins, if some nodes begin it with larger engines.
+
+        Only where the KV caches of all layouts are there, no engine has a sample, and the nodes are alike.
+        `lengths`: of each prompt's last responses; `samples`: of each prompt.
+        """
+        if self._settings.rule != BY_HISTORY or self._settings.samples or self._devices or self._holds:
+            return None
+        if len(self._nodes) < 2:
+            return None
+        # Nobody has asked the engines since the last sample ended.
+        await self._reports.hear()
+        self._newest.clear()
+        nodes, predictors = list(self._nodes), self._reports.predictors
+        layouts = list(range(len(self._plan.sizes)))
+        counts = {tuple(len(of_node.get(layout, ())) for layout in layouts) for of_node in self._nodes.values()}
+        if len(counts) != 1 or not all(layout in predictors for layout in layouts):
+            return None
+        both = [(node, layout) for node in nodes for layout in layouts]
+        if any(self._samples(*at) for at in both) or not all(self._is_open(*at, ()) for at in both):
+            return None
+        statuses = {layout: self._reports.fresh(layout) for layout in layouts}
+        found = first_layouts(
+            len(nodes),
+            self._layouts(nodes[0], layouts, self._speculation),
+            lengths,
+            samples,
+            min(status.free_seats for of_layout in statuses.values() for status in of_layout),
+            [min(status.free_tokens for status in statuses[layout]) for layout in layouts],
+            self._cost.between([self._reports.transfers.get(at) for at in layouts]),
+        )
+        if found is None:
+            return None
+        first_of = dict(zip(nodes, found.layouts, strict=True))
+        lent = [engine for node, layout in both if layout < first_of[node] for engine in self._nodes[node][layout]]
+        # Until the next look, reallocation must not take them for idle.
+        self._reports.lent = frozenset(lent)
+        await self._tell(lent, DeviceCalls.lend_devices)
+        return [self._nodes[nodes[at]][layouts[found.layouts[at]]][engine] for at, engine in found.engine_of]
 
     def begins_at(self, engine: int) -> int:
         """Return the engine for a sample that was to begin at `engine`, whose devices another layout with samples may
@@ -367,20 +410,9 @@ class TpSwitcher:
         targets = [layout for layout in targets if layout in predictors]
         if not targets or source not in predictors:
             return None
-        gained, drafts = here.speculation
+        self._speculation = here.speculation
         compared = [source, *targets]
-        engines = self._nodes[node]
-        layouts = [
-            Layout(
-                self._plan.sizes[at],
-                len(engines[at]),
-                predictors[at].step_seconds,
-                gained,
-                drafts,
-                predictors[at].seconds_of,
-            )
-            for at in compared
-        ]
+        layouts = self._layouts(node, compared, self._speculation)
         longest = self.longest_allowed(samples)
         # All are on one: that is how they were found.
         on = [sample.engine for sample in samples if sample.engine is not None]
@@ -388,6 +420,20 @@ class TpSwitcher:
         cost = self._cost.between([self._reports.transfers.get(at) for at in compared])
         order = decide(0, layouts, unfinished, longest, cost, by_history, on)
         return None if order is None else compared[order.target]
+
+    def _layouts(self, node: str, compared: Sequence[int], speculation: tuple[float, float]) -> list[Layout]:
+        """Return these layouts of a node; `speculation`: tokens and draft tokens of a sample's decode step."""
+        predictors, engines = self._reports.predictors, self._nodes[node]
+        return [
+            Layout(
+                self._plan.sizes[at],
+                len(engines[at]),
+                predictors[at].step_seconds,
+                *speculation,
+                predictors[at].seconds_of,
+            )
+            for at in compared
+        ]
 
     def _reported(self, layout: int) -> LayoutReports:
         """Made once in a look, for all nodes."""

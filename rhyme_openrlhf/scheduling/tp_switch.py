@@ -30,6 +30,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rhyme_openrlhf.latency.transfer_model import TransferModel, carrying_seconds
 from rhyme_openrlhf.scheduling.stage_course import (
     Course,
@@ -137,6 +140,23 @@ def decide(
         if total < (best.seconds_switched if best else stay):
             best = Switch(place, stay, total)
     return best
+
+
+def least_seconds(
+    current: int,
+    layouts: Sequence[Layout],
+    contexts: NDArray[np.int64],
+    remaining: NDArray[np.int64],
+    engines: Sequence[int],
+    switch_seconds: SwitchSeconds,
+) -> float:
+    """Return the predicted seconds of samples that begin in the current layout, with the best later switch or none.
+
+    `contexts`, `remaining`, `engines`: as `Course` takes them.
+    """
+    course = Course(layouts[current], contexts, remaining, engines)
+    later = _Later(course, current, layouts, switch_seconds)
+    return later.least(larger(current, layouts), 0.0, course.last)
 
 
 def _by_stopping(

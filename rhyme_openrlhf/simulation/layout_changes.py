@@ -1,5 +1,8 @@
 """TP switches: a node's samples go on at engines of more devices each, as `scheduling/tp_switch.py` orders it.
 
+With dispatch by history, and all engines beginning a step together, a node may also begin it with such engines
+(`scheduling/first_layouts.py`).
+
 Considered whenever samples of a node have ended, if all of its engines are at the same step with the same weights: a
 sample's weights never change on the way. In the pipeline that is where engines of the node that are done wait for
 weights. While the other layout has samples, none of the node's engines begins its next step; the rule, which knows of
@@ -18,10 +21,13 @@ import numpy as np
 
 from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.engine_status import speculation
+from rhyme_openrlhf.scheduling.first_layouts import FirstLayouts, first_layouts
 from rhyme_openrlhf.scheduling.stage_course import Layout, UnfinishedSamples
+from rhyme_openrlhf.scheduling.step_plan import Speculation
 from rhyme_openrlhf.scheduling.tp_switch import in_turn
 from rhyme_openrlhf.simulation.engine import Job
 from rhyme_openrlhf.simulation.slot import SimulatedRun, Slot
+from rhyme_openrlhf.simulation.workload import StepLoad
 
 # A node is asked about a TP switch again when this part of its samples has ended since it was last asked.
 ASK_AGAIN = 1 / 8
@@ -42,6 +48,8 @@ class LayoutChanges:
         self._tails: dict[int, dict[int, list[Slot]]] = defaultdict(dict)
         self._layout: dict[int, int] = {}
         self._asked: dict[int, int] = {}
+        # Of each node, the layout that it begins the planned step with; empty: all begin with the aligned one.
+        self._first: tuple[int, ...] = ()
         self._cost = tp_switch.SwitchCost(fixed_s=run.cluster.switch_seconds)
         self._nodes: dict[int, list[Slot]] = defaultdict(list)
         for slot in run.slots:
@@ -88,21 +96,64 @@ class LayoutChanges:
             return
         at_work = [(len(s.engine.running), *s.engine.speculation()) for s in slots]
         gained, drafts = speculation((count, tokens, count * drafted) for count, tokens, drafted in at_work)
-        layouts = [
-            Layout(size, run.cluster.devices // size, of.step_seconds, gained, drafts, of.seconds_of)
-            for size, of in ((size, run.predictors[size]) for size in sizes)
-        ]
         order = tp_switch.decide(
             current,
-            layouts,
+            self._layouts(gained, drafts),
             self._unfinished(samples),
             run.workload.longest,
-            self._cost.between([run.kinds[size].transfer for size in sizes]),
+            self._switch_seconds(),
             run.features.switching == "history",
             on,
         )
         if order is not None:
             self._switch(slot.node, slots, sizes[order.target])
+
+    def _layouts(self, tokens_per_step: float, drafts_per_step: float) -> list[Layout]:
+        """Return the layouts of a node, with this speculation."""
+        return [
+            Layout(
+                size,
+                self._run.cluster.devices // size,
+                of.step_seconds,
+                tokens_per_step,
+                drafts_per_step,
+                of.seconds_of,
+            )
+            for size, of in ((size, self._run.predictors[size]) for size in self._sizes)
+        ]
+
+    def _switch_seconds(self) -> tp_switch.SwitchSeconds:
+        return self._cost.between([self._run.kinds[size].transfer for size in self._sizes])
+
+    def first(self, load: StepLoad, verified: Speculation) -> FirstLayouts | None:
+        """Return the layouts that the nodes begin the next step with; None: that of the engines that steps begin on."""
+        run, features, found = self._run, self._run.features, None
+        chooses = features.dispatch and not features.as_placed and features.trainer != "pipeline"
+        if features.switching == "history" and chooses:
+            found = first_layouts(
+                run.cluster.nodes,
+                self._layouts(verified.tokens_per_step, verified.drafts_per_step),
+                [run.history.lengths(prompt.prompt) for prompt in load.prompts],
+                len(load.prompts[0].lengths),
+                run.cluster.running,
+                [run.kinds[size].kv_tokens for size in self._sizes],
+                self._switch_seconds(),
+            )
+        self._first = found.layouts if found else ()
+        return found
+
+    def begin(self, slot: Slot, now: float) -> bool:
+        """Begin the step at larger engines if the slot's node does; return whether it does."""
+        run, slots = self._run, self._nodes[slot.node]
+        if not self._first or not self._first[slot.node]:
+            return False
+        if all(not other.beginning and other.step == slot.step for other in slots):
+            size = self._sizes[self._first[slot.node]]
+            for other in slots:
+                run.idle_ends(other, now)
+            jobs = [run.plans[slot.step].jobs[other.place] for other in slots]
+            self._open(slot.node, size, slot, now, jobs[: len(self._tail(slot.node, size))])
+        return True
 
     def _unfinished(self, samples: Sequence[tuple[int, int, float]]) -> UnfinishedSamples:
         """Return these samples as the policy takes them, in whole tokens; `samples`: as `Engine.prompts_at_work`."""
@@ -143,12 +194,7 @@ class LayoutChanges:
 
     def _switch(self, node: int, slots: Sequence[Slot], target: int) -> None:
         run = self._run
-        self._layout[node] = target
-        step = max(slot.step for slot in slots)
-        version = max(slot.version for slot in slots if slot.engine.load)
-        if target not in self._tails[node]:
-            count = run.cluster.devices // target
-            self._tails[node][target] = [Slot(-1, node, target, run.engine(target)) for _ in range(count)]
+        latest = max(slots, key=lambda slot: (slot.engine.load > 0, slot.version))
         jobs: list[Job] = []
         begin = max(slot.engine.now for slot in slots)
         for slot in slots:
@@ -158,21 +204,33 @@ class LayoutChanges:
             slot.stamp += 1
             # Until the last of them has ended the step it was in.
             run.idle_ends(slot, begin)
-        tails = self._tails[node][target]
-        seconds, dealt = self._carry(jobs, slots[0], tails)
+        seconds, dealt = self._carry(jobs, slots[0], self._tail(node, target))
         ready = begin + seconds
         run.result.accounts.add("switch", run.cluster.devices, begin, ready)
         run.result.switches += 1
         run.result.count_moves("tp_switch", len(jobs))
-        for own, tail in zip(dealt, tails, strict=True):
-            for job in own:
-                job.computed = True
+        for job in jobs:
+            job.computed = True
+        self._open(node, target, latest, ready, dealt)
+
+    def _tail(self, node: int, size: int) -> list[Slot]:
+        """Return the node's engines of this size, made once."""
+        if size not in self._tails[node]:
+            count = self._run.cluster.devices // size
+            self._tails[node][size] = [Slot(-1, node, size, self._run.engine(size)) for _ in range(count)]
+        return self._tails[node][size]
+
+    def _open(self, node: int, size: int, like: Slot, ready: float, dealt: Sequence[Sequence[Job]]) -> None:
+        """Give a node's devices to its engines of this size, and these their samples; `like`: a slot as they are."""
+        run = self._run
+        self._layout[node] = size
+        for own, tail in zip(dealt, self._tail(node, size), strict=True):
             run.count_busy(tail)
-            tail.step, tail.version, tail.idle_since = step, version, ready
-            tail.engine.slow_down(slots[0].engine.slowness)
+            tail.step, tail.version, tail.idle_since = like.step, like.version, ready
+            tail.engine.slow_down(like.engine.slowness)
             tail.engine.now = max(tail.engine.now, ready)
             if own:
-                run.give(tail, own, ready)
+                run.give(tail, list(own), ready)
 
     def drained(self, tail: Slot, now: float) -> None:
         """Give the node's devices back, at no cost, once no engine of its other layout has anything left."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling import outliers
+from rhyme_openrlhf.scheduling.first_layouts import FirstLayouts
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup, historical_length
 from rhyme_openrlhf.scheduling.step_plan import (
     Speculation,
@@ -88,10 +89,12 @@ def plan(
     predictor: Predictor,
     most_running: int,
     training_seconds: float,
+    first: FirstLayouts | None = None,
 ) -> StepPlan:
     """Return the jobs of step `number` (from 1) for each of `engines` engines.
 
-    `rates`: of whole drafts; `verified`: the part of them that is expected to be verified, and its gain.
+    `rates`: of whole drafts; `verified`: the part of them that is expected to be verified, and its gain; `first`: the
+    layouts that nodes begin with. The n-th engine of a node stands for the n-th one of its first layout.
     """
 
     def shares_of(groups: Sequence[RankGroup]) -> Sequence[int] | None:
@@ -108,7 +111,10 @@ def plan(
     chosen: Sequence[int] | None = [load.engine for load in step.prompts] if features.as_placed else None
     if chosen and not 0 <= min(chosen) <= max(chosen) < engines:
         chosen = None
-    if chosen is None and features.dispatch and not pipeline:
+    if first is not None:
+        each = engines // len(first.layouts)
+        chosen = [node * each + engine for node, engine in first.engine_of]
+    elif chosen is None and features.dispatch and not pipeline:
         lengths = [history.lengths(load.prompt) for load in step.prompts]
         chosen = by_predicted_work(lengths, [0] * engines, len(step.prompts[0].lengths))
     if chosen is not None:

@@ -244,6 +244,8 @@ class Run:
         slot.beginning = False
         slot.step = step
         slot.idle_since = now
+        if self.interventions.layouts.begin(slot, now):
+            return
         # Without a plan all of the step has ended: this engine had no part in it.
         jobs = [*self.carried.pop(slot.place, ()), *(self.plans[step].jobs[slot.place] if step in self.plans else ())]
         if jobs:
@@ -258,6 +260,7 @@ class Run:
             slot.engine.pace = self.speculating.paces[slot.devices]
         self.result.steps[step - 1].begun = now
         size, running = self.cluster.tensor_parallel, self.cluster.running
+        verified = self.speculating.verified(load, self.history.lengths, len(self.slots), running, size)
         self.plans[step] = plan(
             step,
             load,
@@ -265,10 +268,11 @@ class Run:
             self.history,
             self.features,
             self.speculating.rates,
-            self.speculating.verified(load, self.history.lengths, len(self.slots), running, size),
+            verified,
             self.predictors[size],
             running,
             self.training_seconds,
+            self.interventions.layouts.first(load, verified),
         )
         self._planned = step
         self._loads |= {(step, prompt.prompt): prompt for prompt in load.prompts}

@@ -191,10 +191,15 @@ class RhymeSamplesGenerator(SamplesGenerator):
         known = {prompt_key(prompt): list(of_prompt) for prompt, of_prompt in zip(prompts, lengths, strict=False)}
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         self._home.begin_step.remote(self.step + 1, len(prompts) * samples, known or None)
-        # Tail engines get samples from the others only, while there are others.
         engines = self.vllm_engines
-        there = prompt_engines_left(engines, self.services.layouts) or engines_left(engines)
-        with self.sending_to([door(self._home, number) for number in there]):
+        first = self._first_engines(lengths, samples) if len(lengths) == len(prompts) else None
+        if first is not None:
+            handles = routed([door(self._home, number) for number in range(len(engines))], first)
+        else:
+            # Tail engines get samples from the others only, while there are others.
+            there = prompt_engines_left(engines, self.services.layouts) or engines_left(engines)
+            handles = [door(self._home, number) for number in there]
+        with self.sending_to(handles):
             yield
 
     @contextlib.contextmanager
@@ -205,6 +210,17 @@ class RhymeSamplesGenerator(SamplesGenerator):
             yield
         finally:
             self.vllm_engines = before
+
+    def _first_engines(self, lengths: Sequence[Sequence[int]], samples: int) -> list[int] | None:
+        """Return the engine of each prompt if some nodes begin with larger engines, which the home decides."""
+        settings = self.services.settings
+        if not (settings.tp_switch.enable and settings.dispatch.by_history and all(lengths)):
+            return None
+        known = [list(of_prompt) for of_prompt in lengths]
+        found: list[int] | None = ray.get(
+            self._home.first_engines.remote(known, samples), timeout=REPORT_TIMEOUT_SECONDS
+        )
+        return found
 
     def _last_lengths(self, prompts: list[str]) -> list[Sequence[int]]:
         """Return how long the prompts were answered last, where that is known; empty where nothing depends on it."""

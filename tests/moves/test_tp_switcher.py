@@ -228,6 +228,54 @@ def test_a_look_lists_each_layouts_engines_once_however_many_nodes_there_are(mon
     assert sorted(asked) == [0, 1]
 
 
+# Two prompts are far longer than the other eight.
+LENGTHS = [[9000, 9100], [500, 600], [510, 590], [520, 610], [9050, 8950], *[[480, 520]] * 5]
+
+
+def first_engines(
+    busy: bool = False, one_node: bool = False, seconds: tuple[float, ...] = (0.02, 0.005), **settings: Any
+) -> Any:
+    """Return the engines that prompts begin at, those that lend their devices, and those that were told so."""
+    plan = LayoutPlan(4, 1, (Tail(2, 2),), both_awake=settings.pop("both_awake", True))
+
+    async def main() -> Any:
+        engines = {number: OnDevices(lambda method: "") for number in range(6)}
+        for number, engine in engines.items():
+            engine.number, engine.told = number, []
+        keeper = SampleKeeper(engines, 0.001, spare=[4, 5])
+        reports = EngineReports(keeper, 0.02, print, plan.layouts())
+        for layout, each in enumerate(seconds):
+            reports.install(profile(each), layout)
+        asked, nothing = TpSwitchSettings(enable=True, **settings), Any
+        switcher = TpSwitcher(asked, plan, keeper, reports, nothing, print, lambda: 1, lambda: True)  # type: ignore[arg-type]
+        switcher.place({n: "b" if n in (2, 3, 5) and not one_node else "a" for n in engines})
+        request = SampleRequest((1,), SimpleNamespace(max_tokens=9000, seed=None))
+        running = [asyncio.create_task(keeper.generate(request, 0))] if busy else []
+        await asyncio.sleep(0.01)
+        found = await switcher.first_engines(LENGTHS, 2)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        return found, reports.lent, {number for number, engine in engines.items() if engine.told == ["lend_devices"]}
+
+    return virtual_time.run(main(), 10)
+
+
+def test_the_longest_prompts_of_a_step_begin_at_a_nodes_tail_engine() -> None:
+    found, lent, told = first_engines()
+    assert [place for place, engine in enumerate(found) if engine == 5] == [0, 4]
+    assert set(found) == {0, 1, 5} and lent == told == {2, 3}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rule": "maximum"}, {"samples": 2}, {"both_awake": False}, {"busy": True}, {"one_node": True},
+     {"seconds": (0.02,)}, {"seconds": (0.02, 0.03)}],
+)  # fmt: skip
+def test_otherwise_all_nodes_begin_a_step_alike(change: dict[str, Any]) -> None:
+    assert first_engines(**change) == (None, frozenset(), set())
+
+
 @pytest.mark.parametrize("refusal", [NotYet, MoveRefused])
 def test_a_move_that_may_begin_later_is_asked_for_again(refusal: type[MoveRefused]) -> None:
     """An engine may have taken weights since it reported; any other refusal is told, and its sample left alone."""

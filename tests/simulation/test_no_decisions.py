@@ -44,7 +44,7 @@ MACHINERY = ("move", "layouts", "turns")
 ONLY_LIVE = {"DecodeMean", "EngineStatus", "SampleStatus", "Unfinished", "learn", "reported_speculation"}
 # The same as the simulator has it; what leaves questions out whose answer is known; and a recommended setting.
 ONLY_SIMULATED = (
-    {"Decoding", "EngineLoad", "UnfinishedSamples", "speculation"}
+    {"Decoding", "EngineLoad", "FirstLayouts", "UnfinishedSamples", "speculation"}
     | {"larger", "last_count", "throughput_by_samples"}
     | {"usual_rank_groups"}
 )  # fmt: skip
@@ -79,6 +79,7 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
         lambda lengths, _: [(at, 0) for at in range(len(lengths))],
         Features(switching="history"),
     ),
+    (layout_changes, "first_layouts", lambda *_: None, Features(dispatch=True, switching="history")),
     (planner, "by_predicted_work", lambda *_: None, Features(dispatch=True)),
     (outliers.Growth, "beta", lambda *_: 100.0, PIPELINE),
     (SpeculationWindow, "record", lambda *_: None, Features(speculation="window")),

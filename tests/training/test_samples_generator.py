@@ -181,3 +181,40 @@ def test_each_prompt_goes_where_it_was_chosen_to_whichever_engine_upstream_takes
     assert sent == [(1, "a"), (1, "b"), (0, "c")]
     with pytest.raises(StopIteration):
         first.generate_responses.remote(prompt="d")
+
+
+@pytest.mark.parametrize(
+    ("first", "lengths", "at"),
+    [
+        ([1, 2, 0], [[5], [9], [5]], [1, 2, 0]),
+        (None, [[5], [9], [5]], [0, 1, 0]),
+        ([1, 2, 0], [[5], [], [5]], [0, 1, 0]),
+    ],
+    ids=["by the home", "alike", "no history"],
+)
+def test_prompts_begin_where_the_home_says(
+    first: list[int] | None, lengths: list[list[int]], at: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine 2 is a tail engine: otherwise no prompt goes there."""
+    sent: list[int] = []
+    home = NS(
+        open=NS(remote=lambda: None),
+        begin_step=NS(remote=lambda *_: None),
+        first_engines=NS(remote=lambda *_: first),
+        generate_responses=NS(remote=lambda engine, **_: sent.append(engine)),
+        unfinished=NS(remote=lambda engine: 0),
+    )
+    monkeypatch.setattr(samples_generator.ray, "get", lambda result, timeout: result)
+    monkeypatch.setattr(samples_generator, "engines_left", lambda engines: [0, 1, 2])
+    monkeypatch.setattr(samples_generator, "prompt_engines_left", lambda engines, layouts: [0, 1])
+    generator = a_generator(3, 3, 3, seed=1)
+    generator._home, generator.vllm_engines = home, [NS()] * 3
+    generator.services.layouts = None
+    generator.services.settings.tp_switch = NS(enable=True)
+    generator.services.settings.dispatch = NS(by_history=True)
+    with generator._samples_at_home(["a", "b", "c"], lengths):
+        # As upstream: to each engine in turn.
+        for number in range(3):
+            engines = generator.vllm_engines
+            engines[number % len(engines)].generate_responses.remote(prompt="abc"[number])
+    assert sent == at and len(generator.vllm_engines) == 3
