@@ -86,6 +86,15 @@ def engines_left(engines: Sequence[Any]) -> list[int]:
     return [number for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)]
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message: what is wrong, of one that goes on with details."""
+    return _lines(error)[0].strip()
+
+
 def last_line(error: Exception) -> str:
     """Return the last line of an error's message: of a remote one, what was raised."""
-    return (str(error).strip().splitlines() or ["no message"])[-1].strip()
+    return _lines(error)[-1].strip()
+
+
+def _lines(error: Exception) -> list[str]:
+    return str(error).strip().splitlines() or ["no message"]

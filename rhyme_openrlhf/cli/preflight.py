@@ -23,6 +23,7 @@ from rhyme_openrlhf.cli.preflight_models import (
     check_source,
     check_tensor_parallel,
 )
+from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
@@ -249,7 +250,7 @@ def _load(flag: str, names: str, split: str, args: SimpleNamespace) -> Any:
             max_count=args.data.max_samples, dataset_split=split,
         )  # fmt: skip
     except (DatasetsError, OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise PreflightError(f"{flag}: {names} cannot be loaded ({reason})") from error
     return rows.select(range(min(args.data.max_samples, len(rows))))
 

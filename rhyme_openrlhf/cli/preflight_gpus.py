@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
+from rhyme_openrlhf.engine_errors import last_line
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.run.resources import ENGINES, Share, required_gpus, shortage
@@ -189,8 +190,9 @@ def _answers(timeout_s: float) -> list[tuple[str, int, NodeFacts]]:
             try:
                 found.append((node, gpus, ray.get(one)))
             except ray.exceptions.RayError as error:
-                reason = str(error).strip().splitlines()[-1]
-                raise PreflightError(f"node {node} cannot be checked: is rhyme-openrlhf there? {reason}") from error
+                raise PreflightError(
+                    f"node {node} cannot be checked: is rhyme-openrlhf there? {last_line(error)}"
+                ) from error
         return found
 
 

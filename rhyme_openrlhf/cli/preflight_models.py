@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import ProfileError, model_name
 from rhyme_openrlhf.platform import gpu_present
@@ -37,7 +38,7 @@ def check_model(flag: str, path: str | None) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=True)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise PreflightError(f"{flag}: {path} cannot be loaded as a model ({reason})") from error
 
 

@@ -28,6 +28,7 @@ from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import Facts, gather
 from rhyme_openrlhf.cli.train_arguments import BadInputError
+from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.settings.drafting import HISTORY
 from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry.run_directory import versions
@@ -224,7 +225,7 @@ def _parameters(args: SimpleNamespace) -> int:
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     except ValueError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         path = args.actor.model_name_or_path
         raise PreflightError(f"--actor.model_name_or_path: {path} is no causal language model ({reason})") from error
     return sum(parameter.numel() for parameter in model.parameters())

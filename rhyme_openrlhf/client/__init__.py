@@ -7,7 +7,8 @@
         print(client.wait(run["uid"])["reward"])
 
 Read in this order: `models.py` (the JSON that comes back), `calls.py` (every request, once), `client.py` and
-`async_client.py` (which send them), `errors.py`, `access.py` (address and token), `sse.py` (live streams).
+`async_client.py` (which send them), `transport.py` (limits and live streams), `errors.py`, `access.py` (address and
+token).
 """
 
 from rhyme_openrlhf.client.access import Access, find_access

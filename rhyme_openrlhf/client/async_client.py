@@ -15,7 +15,6 @@ import httpx
 from rhyme_openrlhf.client import calls, models
 from rhyme_openrlhf.client.calls import ENDED, Call
 from rhyme_openrlhf.client.errors import UnreachableError, content, in_words, refusal
-from rhyme_openrlhf.client.sse import SseEvent, SseParser
 from rhyme_openrlhf.client.transport import (
     GIVE_UP_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -23,6 +22,8 @@ from rhyme_openrlhf.client.transport import (
     STREAM_TIMEOUT,
     TRIES,
     Lookup,
+    SseEvent,
+    SseParser,
     options,
     pause_after,
     resolve,

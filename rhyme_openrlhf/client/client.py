@@ -18,7 +18,6 @@ from rhyme_openrlhf.client import calls, models
 from rhyme_openrlhf.client.access import Access
 from rhyme_openrlhf.client.calls import ENDED, Call
 from rhyme_openrlhf.client.errors import AccessError, ClientError, UnreachableError, content, in_words, refusal
-from rhyme_openrlhf.client.sse import SseEvent, SseParser
 from rhyme_openrlhf.client.transport import (
     GIVE_UP_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -26,6 +25,8 @@ from rhyme_openrlhf.client.transport import (
     STREAM_TIMEOUT,
     TRIES,
     Lookup,
+    SseEvent,
+    SseParser,
     options,
     pause_after,
     resolve,

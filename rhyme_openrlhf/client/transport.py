@@ -1,4 +1,8 @@
-"""Parts of both clients: limits, connection options, and the way from a run's name to its uid."""
+"""Parts of both clients: limits, connection options, live streams, and the way from a run's name to its uid.
+
+Server-sent events (HTML standard, section 9.2) are parsed from lines of text. Invariant: what `feed` gives has its
+whole data; an event that a broken connection cut short is never given.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ LONGEST_PAUSE_SECONDS = 10.0
 GIVE_UP_SECONDS = 300.0
 PUT_OFF = frozenset({429, 503})
 NEWEST = "last"
+PING = "ping"
 
 
 def resolve(url: str, token: str, token_file: str) -> Access:
@@ -87,3 +92,39 @@ class Lookup:
                 several = ", ".join(uids[:5])
                 raise ClientError(f"several runs are called {self.name!r}: {several}; name one by its uid")
         raise ClientError(f"there is no run {self.name!r}; `rhyme runs list` shows all")
+
+
+@dataclass(frozen=True)
+class SseEvent:
+    """One event; `kind` is "message" if the server named none, PING for a comment, which only says that it lives."""
+
+    kind: str
+    data: str
+    id: str
+
+
+class SseParser:
+    """The events of one connection, line by line."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._data: list[str] = []
+        self._id = ""
+
+    def feed(self, line: str) -> list[SseEvent]:
+        """Return the event that `line` (without its end) completes, if any."""
+        if line.startswith(":"):
+            return [SseEvent(PING, line[1:].strip(), "")]
+        if not line:
+            data, kind = self._data, self._kind or "message"
+            self._data, self._kind = [], ""
+            return [SseEvent(kind, "\n".join(data), self._id)] if data else []
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            self._data.append(value)
+        elif field == "event":
+            self._kind = value
+        elif field == "id" and "\0" not in value:
+            self._id = value
+        return []

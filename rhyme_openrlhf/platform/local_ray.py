@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.platform import require_no_gpu
 
 # Enough for the sequences and experience of small runs; weights of the embedded model are 4 MB, of SmolLM2 270 MB.
@@ -72,4 +73,4 @@ def _start(pretended_gpus: int, cpus: int, runtime_env: dict[str, Any], log_to_d
         )
     except Exception as error:  # Ray raises a bare Exception when its own processes are not up within 30 s
         ray.shutdown()
-        raise LocalRayError(f"Ray did not start on this machine: {str(error).splitlines()[0]}") from error
+        raise LocalRayError(f"Ray did not start on this machine: {first_line(error)}") from error

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.engine_errors import last_line
 from rhyme_openrlhf.platform import gpu_present, shims
 
 if not gpu_present():
@@ -328,5 +329,4 @@ def wait(ref: Any, timeout_s: float, what: str) -> Any:
     except ray.exceptions.GetTimeoutError:
         raise VerifyError(f"waited {timeout_s:g} s for {what}") from None
     except ray.exceptions.RayError as error:
-        lines = str(getattr(error, "cause", None) or error).strip().splitlines() or ["no message"]
-        raise VerifyError(f"waiting for {what}: {lines[-1].strip()}") from error
+        raise VerifyError(f"waiting for {what}: {last_line(getattr(error, 'cause', None) or error)}") from error

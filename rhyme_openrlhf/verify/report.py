@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.telemetry.wording import clock, duration
 from rhyme_openrlhf.verify.outcome import CheckSkipped, Outcome, Row
 
@@ -65,8 +66,7 @@ def attempt(name: str, check: Callable[[], Outcome]) -> Outcome:
         return skipped(name, str(reason))
     # What vLLM, Ray, torch and the operating system raise; a bug of ours mostly raises something else and is shown.
     except (RuntimeError, ValueError, OSError, AssertionError, ImportError) as error:
-        text = str(error).strip().splitlines() or ["no message"]
-        return Outcome(name, "failed", f"{type(error).__name__}: {text[0]}")
+        return Outcome(name, "failed", f"{type(error).__name__}: {first_line(error)}")
 
 
 def failed(rows: Sequence[Row]) -> bool:

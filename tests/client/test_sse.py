@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.client.sse import PING, SseEvent, SseParser
+from rhyme_openrlhf.client.transport import PING, SseEvent, SseParser
 
 
 def parsed(lines: list[str]) -> list[SseEvent]:

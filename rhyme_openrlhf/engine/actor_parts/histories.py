@@ -25,6 +25,7 @@ import numpy as np
 import ray.exceptions
 
 from rhyme_openrlhf.engine.calls import Caller, SchedulerDrafting
+from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.prompt_keys import owner, round_key
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
@@ -56,7 +57,7 @@ class HistoryFeed:
             self._fails(number, f"did not answer within {self._timeout_s:g} s")
             return
         except ray.exceptions.RayError as error:
-            self._fails(number, f"failed: {str(error).splitlines()[0]}")
+            self._fails(number, f"failed: {first_line(error)}")
             return
         self._failing.discard(number)
         if buffer is not None:

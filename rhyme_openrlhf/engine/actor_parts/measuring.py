@@ -29,6 +29,7 @@ from rhyme_openrlhf.engine.actor_parts import unspeculated_steps
 from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
 from rhyme_openrlhf.engine.arguments import filling_arguments, speculation_arguments
 from rhyme_openrlhf.engine.calls import SchedulerDrafting, SchedulerTiming, WorkerCalls
+from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.measure import Limits, PrefillShape, StepShape
@@ -170,7 +171,7 @@ class Measuring(Part):
             segment = await asyncio.to_thread(self._segment_of_checkpoint, store)
             seconds = [await self.engine.load_weights(segment) for _ in range(1 + REPEATS)]
         except (OSError, ValueError, WeightSpaceError) as error:
-            return 0.0, str(error).splitlines()[0]
+            return 0.0, first_line(error)
         finally:
             store.close()
         return statistics.median(seconds[1:]), ""
