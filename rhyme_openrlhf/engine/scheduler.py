@@ -174,8 +174,8 @@ class AsyncEngineScheduler(EngineScheduler, AsyncScheduler):
 class LateEngineScheduler(AsyncEngineScheduler):
     """The same with drafts that are made when the tokens of the step before are known (patches/late_drafts.py).
 
-    `schedule` keeps room for them, and `fill` is where parts hear of a step, in the order that synchronous scheduling
-    has: what the step before verified and sampled, the drafts, and the step with them.
+    `schedule` keeps room for them. Parts hear of a step in `fill`, in the order that synchronous scheduling has: what the
+    step before verified and sampled, the drafts, and the step with them.
 
     Raises ValueError where vLLM has the model in another process.
     """
@@ -194,7 +194,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
         late_drafts.offer(self.vllm_config, self)
 
     def _scheduled(self, output: Any) -> None:
-        """Nothing is told of a step whose drafts are still to come."""
+        """Tell nothing: the step's drafts are still to come."""
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -221,7 +221,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
             self._heard(sampling, tokens)
 
     def _sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """Nothing: the parts heard of them with the drafts."""
+        """Tell nothing: the parts heard of the tokens with the drafts."""
 
 
 def engine_scheduler(vllm_config: Any, **kwargs: Any) -> EngineScheduler:
