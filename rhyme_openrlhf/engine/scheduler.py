@@ -104,10 +104,10 @@ class EngineScheduler(Scheduler):
         now = time.perf_counter()
         output = super().schedule(*args, **kwargs)
         output.rhyme_started = now
-        self._scheduled(output)
+        self.tell_scheduled(output)
         return output
 
-    def _scheduled(self, output: Any) -> None:
+    def tell_scheduled(self, output: Any) -> None:
         """Tell the parts of a step that is scheduled, with its drafts."""
         before = None
         if any([part.is_timed() for part in self.parts]):
@@ -128,16 +128,16 @@ class EngineScheduler(Scheduler):
         sampling, tokens = model_runner_output.req_ids, model_runner_output.sampled_token_ids
         self.meter.begin_step(scheduler_output.num_scheduled_tokens, self.requests)
         # Before vLLM's own update, which forgets the requests that this step finishes.
-        self._verified(scheduler_output, sampling, tokens)
+        self.tell_verified(scheduler_output, sampling, tokens)
         results = super().update_from_output(scheduler_output, model_runner_output)
         for part in self.parts:
             part.finished_step(scheduler_output, results)
-        self._sampled(sampling, tokens)
+        self.tell_sampled(sampling, tokens)
         if not self.running:
             self.clock.interrupted()
         return results
 
-    def _verified(self, scheduler_output: Any, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+    def tell_verified(self, scheduler_output: Any, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Tell the parts of the drafts that a step verified; `tokens`: what it sampled for each request."""
         if drafts := scheduler_output.scheduled_spec_decode_tokens:
             sampled = dict(zip(sampling, map(len, tokens), strict=False))
@@ -146,7 +146,7 @@ class EngineScheduler(Scheduler):
                 for part in self.parts:
                     part.verified(verified)
 
-    def _sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+    def tell_sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Tell the parts of the tokens that a step sampled."""
         for part in self.parts:
             part.sampled(sampling, tokens)
@@ -174,8 +174,8 @@ class AsyncEngineScheduler(EngineScheduler, AsyncScheduler):
 class LateEngineScheduler(AsyncEngineScheduler):
     """The same with drafts that are made when the tokens of the step before are known (patches/late_drafts.py).
 
-    `schedule` keeps room for them. Parts hear of a step in `fill`, in the order that synchronous scheduling has: what the
-    step before verified and sampled, the drafts, and the step with them.
+    `schedule` keeps room for them. Parts hear of a step in `fill`, in the order that synchronous scheduling has: what
+    the step before verified and sampled, the drafts, and the step with them.
 
     Raises ValueError where vLLM has the model in another process.
     """
@@ -193,7 +193,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
         self._open: Any = None
         late_drafts.offer(self.vllm_config, self)
 
-    def _scheduled(self, output: Any) -> None:
+    def tell_scheduled(self, output: Any) -> None:
         """Tell nothing: the step's drafts are still to come."""
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
@@ -207,20 +207,20 @@ class LateEngineScheduler(AsyncEngineScheduler):
             self._heard(requests, tokens)
         self._step = late_drafts.filled(output, self._drafting.draft_late(output))
         self._open = output
-        super()._scheduled(self._step)
+        super().tell_scheduled(self._step)
         return self._step
 
     def _heard(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        super()._verified(self._step, requests, tokens)
-        super()._sampled(requests, tokens)
+        super().tell_verified(self._step, requests, tokens)
+        super().tell_sampled(requests, tokens)
         self._step = self._open = None
 
-    def _verified(self, scheduler_output: Any, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+    def tell_verified(self, scheduler_output: Any, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Tell the parts of a step that no other one followed; of others they heard in `fill`."""
         if self._open is scheduler_output:
             self._heard(sampling, tokens)
 
-    def _sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+    def tell_sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Tell nothing: the parts heard of the tokens with the drafts."""
 
 

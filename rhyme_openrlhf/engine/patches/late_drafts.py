@@ -3,8 +3,8 @@
 With asynchronous scheduling vLLM schedules a step while the one before it runs, so the scheduler cannot draft: it does
 not know the last tokens. It keeps room for drafts with each sample instead. Before the runner computes the step, it
 waits for the tokens of the step before and gives them to the scheduler's drafting, which fills the room (`Late.fill`).
-What is computed is a copy of the step with as many rows as there are drafts; vLLM's scheduler goes on with the step as
-it was scheduled, and takes room that was not filled for drafts that were rejected.
+What is computed is a copy of the step with as many rows as there are drafts. vLLM's scheduler goes on with the step as
+it was scheduled: room that was not filled is to it a draft that was rejected.
 
 Scheduler and runner share a process, so this is for engines of one GPU. They find each other by vLLM's configuration.
 
