@@ -2,7 +2,7 @@
 
     python benchmarks/speed_by_load.py --running 1 8 32 128 512 --out speed_by_load.json [-- options of rhyme train]
 
-The engines are those of `rhyme verify`. Each of vLLM's model runners drafts in one of them (on a GPU both). One more is
+The engines are those of `rhyme verify`. Each value of --drafting.runner drafts in one of them (on a GPU). One more is
 the run's with --no-histospec.enable, with all that vLLM then chooses (model runner, asynchronous scheduling). At each
 load all generate the same number of samples, in turn. The history is what the same weights answered before, so the
 ratio is an upper bound for training. Without options: the demo's model and prompts; on a GPU engines use CUDA graphs.
@@ -23,7 +23,7 @@ from typing import Any
 from rhyme_openrlhf.cli import demo, train_arguments
 from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.platform import run_gpus
-from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2
+from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2, V2_ASYNC
 from rhyme_openrlhf.verify.bench import Prompt, installed
 from rhyme_openrlhf.verify.engines import Engine, EnginePool
 from rhyme_openrlhf.verify.speed import Round, compare, draft_index, timed
@@ -74,7 +74,7 @@ def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=LOADS, help="samples that run at once")
-    parser.add_argument("--runners", nargs="+", choices=(V1, V2), help="that draft (on a GPU both, else v1)")
+    parser.add_argument("--runners", nargs="+", choices=(V1, V2, V2_ASYNC), help="that draft (on a GPU all, else v1)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="at most, of each sample")
     parser.add_argument("--seconds", type=float, default=3600, help="no load begins after this time")
@@ -92,7 +92,7 @@ def main() -> None:
     tokens = min(chosen.tokens, checked.args.data.max_len - max(len(prompt.tokens) for prompt in prompts))
     room = {"max_num_seqs": max(chosen.running), "max_num_batched_tokens": BATCHED_TOKENS}
     drafting = checked.settings.drafting
-    runners = chosen.runners or ((V1, V2) if gpus and drafting.source == HISTORY else (V1,))
+    runners = chosen.runners or ((V1, V2, V2_ASYNC) if gpus and drafting.source == HISTORY else (V1,))
     pool = EnginePool(checked.args, checked.settings, checked.on_gpus, more=room)
     try:
         arms = [None, *(dataclasses.replace(drafting, runner=runner) for runner in runners)]

@@ -70,7 +70,9 @@ def profile_text() -> str:
     )
 
 
-def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: Any = None) -> Any:
+def scheduler_of(
+    arm: str, running: int, length: int = MODEL_TOKENS, drafting: Any = None, asynchronous: bool = False
+) -> Any:
     """Return the arm's scheduler, for this many samples of at most `length` tokens, and its DraftingSettings."""
     os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
     import torch
@@ -104,6 +106,10 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: A
     spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float32)
     blocks = running * (length // block + 2) + 64
     config.cache_config.num_gpu_blocks = blocks
+    if asynchronous:
+        # As on a GPU; the CPU platform has them otherwise.
+        config.scheduler_config.async_scheduling = True
+        config.parallel_config.distributed_executor_backend = "uni"
     cls = (
         resolve_obj_by_qualname("vllm.v1.core.sched.scheduler.Scheduler")
         if arm == "vllm"

@@ -18,7 +18,7 @@ from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.run import model_shape
 from rhyme_openrlhf.run.resources import MOST_HYBRID_DRAFTS
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, V2, WITH_MODEL, DraftingSettings
+from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, V1, V2_ASYNC, WITH_MODEL, DraftingSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 
 
@@ -103,8 +103,8 @@ def check_source(args: SimpleNamespace, config: Any, settings: RhymeSettings) ->
     """Check that the draft source suits the run and its policy, whose configuration is `config`."""
     drafting = settings.drafting
     source = f"--drafting.source {drafting.source}"
-    if drafting.runner == V2:
-        _check_second_runner(settings)
+    if drafting.runner != V1:
+        _check_second_runner(args, settings)
     if drafting.source == HISTORY:
         return
     if not settings.histospec.enable:
@@ -130,19 +130,23 @@ def check_source(args: SimpleNamespace, config: Any, settings: RhymeSettings) ->
         )
 
 
-def _check_second_runner(settings: RhymeSettings) -> None:
+def _check_second_runner(args: SimpleNamespace, settings: RhymeSettings) -> None:
     """Check that the run can have vLLM's second model runner."""
+    runner = f"--drafting.runner {settings.drafting.runner}"
     if not settings.histospec.enable:
         raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
     if settings.samples_move:
         raise PreflightError(
-            "--drafting.runner v2 goes with no moves, which read the state of samples in v1: leave --move.enable, "
+            f"{runner} goes with no moves, which read the state of samples in v1: leave --move.enable, "
             "--reallocation.enable and --tp_switch.enable out, or the runner"
         )
-    if not gpu_present():
+    if settings.drafting.runner == V2_ASYNC and args.vllm.tensor_parallel_size > 1:
         raise PreflightError(
-            "--drafting.runner v2 needs a GPU: vLLM's second model runner computes with Triton kernels"
+            f"{runner} is for engines of one GPU, where drafting and model share a process: take "
+            "--vllm.tensor_parallel_size 1, or --drafting.runner v2"
         )
+    if not gpu_present():
+        raise PreflightError(f"{runner} needs a GPU: vLLM's second model runner computes with Triton kernels")
 
 
 def _check_vocabulary(args: SimpleNamespace, config: Any, drafting: DraftingSettings, drafter: Any) -> None:

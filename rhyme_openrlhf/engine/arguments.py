@@ -4,8 +4,8 @@ Invariants:
 - Drafts are one-hot (greedy), for which vLLM's rejection sampling keeps the distribution.
 - Model runner V1 schedules synchronously wherever an engine drafts by vLLM's own methods or its samples move. Otherwise
   drafts stay in the worker, where no scheduler can cut them. A scheduler that stops a sample must know every token,
-  too. (For `custom_class`, which history uses, vLLM chooses the same, unless `--drafting.runner v2` asks for V2, with
-  synchronous scheduling.)
+  too. (For `custom_class`, which history uses, vLLM chooses the same, unless `--drafting.runner` asks for V2, with
+  synchronous scheduling or without: patches/late_drafts.py.)
 - A draft model has the policy's tensor-parallel size, which vLLM demands.
 
 Checked against vLLM 0.29.0 `config/speculative.py`, `config/vllm.py`.
@@ -19,7 +19,7 @@ from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import NGRAM, V1, V2, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import NGRAM, V1, V2_ASYNC, DraftingSettings, HistoSpecSettings
 
 # vLLM imports these by name, in the engine core's process and in the workers'. The extension adds to OpenRLHF's own.
 SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
@@ -29,11 +29,12 @@ CONNECTOR = "rhyme_openrlhf.engine.profiling_connector"
 
 # Keys of vLLM's `additional_config`. The first two hold the settings of an engine that speculates (HistoSpecSettings,
 # DraftingSettings). PACE_KEY is the path of the profile whose times the engine keeps; MOVES_KEY: whether samples
-# can move.
+# can move; RUNNER_KEY: the model runner, if it is the second.
 SETTINGS_KEY = "rhyme_histospec"
 DRAFTING_KEY = "rhyme_drafting"
 PACE_KEY = "rhyme_emulate"
 MOVES_KEY = "rhyme_moves"
+RUNNER_KEY = "rhyme_runner"
 
 
 def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
@@ -49,14 +50,17 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     if drafting.method:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
-    if drafting.runner == V2:
-        from rhyme_openrlhf.engine.patches import second_runner
+    more: dict[str, Any] = {}
+    if drafting.runner != V1:
+        from rhyme_openrlhf.engine.patches import late_drafts
 
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-        second_runner.apply()
+        own[RUNNER_KEY] = late_drafts.prepared(drafting.runner)
+        more["async_scheduling"] = drafting.runner == V2_ASYNC
     return {
         "scheduler_cls": SCHEDULER,
         "additional_config": own,
+        **more,
         **graph_arguments(drafting.runner),
         "speculative_config": {
             "method": "custom_class",

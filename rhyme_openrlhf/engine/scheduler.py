@@ -11,7 +11,7 @@ against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`, `v1/core/sched/asyn
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -20,6 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.engine.arguments import MOVES_KEY, PACE_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import names
+from rhyme_openrlhf.engine.patches import late_drafts
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess  # adds the channel to this process's EngineCore
 from rhyme_openrlhf.engine.scheduler_parts import Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import Pacing, StepClock, Timing, content_of
@@ -103,14 +104,18 @@ class EngineScheduler(Scheduler):
         now = time.perf_counter()
         output = super().schedule(*args, **kwargs)
         output.rhyme_started = now
+        self.tell_scheduled(output)
+        return output
+
+    def tell_scheduled(self, output: Any) -> None:
+        """Tell the parts of a step that is scheduled, with its drafts."""
         before = None
         if any([part.is_timed() for part in self.parts]):
-            before = self.clock.scheduled(content_of(output, self.requests, now))
+            before = self.clock.scheduled(content_of(output, self.requests, output.rhyme_started))
         else:
             self.clock.skipped()
         for part in self.parts:
             part.scheduled(output, before)
-        return output
 
     def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
         """Make the step's grammar masks. vLLM asks for them when the step's forward pass has begun."""
@@ -123,20 +128,28 @@ class EngineScheduler(Scheduler):
         sampling, tokens = model_runner_output.req_ids, model_runner_output.sampled_token_ids
         self.meter.begin_step(scheduler_output.num_scheduled_tokens, self.requests)
         # Before vLLM's own update, which forgets the requests that this step finishes.
+        self.tell_verified(scheduler_output, sampling, tokens)
+        results = super().update_from_output(scheduler_output, model_runner_output)
+        for part in self.parts:
+            part.finished_step(scheduler_output, results)
+        self.tell_sampled(sampling, tokens)
+        if not self.running:
+            self.clock.interrupted()
+        return results
+
+    def tell_verified(self, scheduler_output: Any, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Tell the parts of the drafts that a step verified; `tokens`: what it sampled for each request."""
         if drafts := scheduler_output.scheduled_spec_decode_tokens:
             sampled = dict(zip(sampling, map(len, tokens), strict=False))
             verified = self.meter.verified_drafts(drafts, sampled, self.requests)
             if verified.requests:
                 for part in self.parts:
                     part.verified(verified)
-        results = super().update_from_output(scheduler_output, model_runner_output)
-        for part in self.parts:
-            part.finished_step(scheduler_output, results)
+
+    def tell_sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Tell the parts of the tokens that a step sampled."""
         for part in self.parts:
             part.sampled(sampling, tokens)
-        if not self.running:
-            self.clock.interrupted()
-        return results
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Give requests the drafts for the next step: what this engine's source drafts, if it has one."""
@@ -158,7 +171,62 @@ class AsyncEngineScheduler(EngineScheduler, AsyncScheduler):
     """The same on vLLM's asynchronous scheduler."""
 
 
+class LateEngineScheduler(AsyncEngineScheduler):
+    """The same with drafts that are made when the tokens of the step before are known (patches/late_drafts.py).
+
+    `schedule` keeps room for them. Parts hear of a step in `fill`, in the order that synchronous scheduling has: what
+    the step before verified and sampled, the drafts, and the step with them.
+
+    Raises ValueError where vLLM has the model in another process.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert self.drafting is not None
+        self._drafting = self.drafting
+        if (backend := self.parallel_config.distributed_executor_backend) != "uni":
+            raise ValueError(
+                f"--drafting.runner v2-async needs scheduler and model in one process; vLLM has executor '{backend}'"
+            )
+        # The step that was filled last, and as it was scheduled, until its tokens are known.
+        self._step: Any = None
+        self._open: Any = None
+        late_drafts.offer(self.vllm_config, self)
+
+    def tell_scheduled(self, output: Any) -> None:
+        """Tell nothing: the step's drafts are still to come."""
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        super()._update_after_schedule(scheduler_output)
+        requests = [self.requests[name] for name in scheduler_output.num_scheduled_tokens]
+        self._drafting.keep_room([request for request in requests if request.spec_token_ids])
+
+    def fill(self, output: Any, requests: list[str], tokens: list[list[int]]) -> Any:
+        """Return the scheduled step with its drafts; the step before sampled `tokens` of `requests`."""
+        if self._open is not None:
+            self._heard(requests, tokens)
+        self._step = late_drafts.filled(output, self._drafting.draft_late(output))
+        self._open = output
+        super().tell_scheduled(self._step)
+        return self._step
+
+    def _heard(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        super().tell_verified(self._step, requests, tokens)
+        super().tell_sampled(requests, tokens)
+        self._step = self._open = None
+
+    def tell_verified(self, scheduler_output: Any, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Tell the parts of a step that no other one followed; of others they heard in `fill`."""
+        if self._open is scheduler_output:
+            self._heard(sampling, tokens)
+
+    def tell_sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Tell nothing: the parts heard of the tokens with the drafts."""
+
+
 def engine_scheduler(vllm_config: Any, **kwargs: Any) -> EngineScheduler:
     """Return an engine's scheduler, asynchronous if vLLM chose so (`scheduler_cls` names it)."""
-    cls = AsyncEngineScheduler if vllm_config.scheduler_config.async_scheduling else EngineScheduler
+    cls = EngineScheduler
+    if vllm_config.scheduler_config.async_scheduling:
+        cls = LateEngineScheduler if SETTINGS_KEY in vllm_config.additional_config else AsyncEngineScheduler
     return cls(vllm_config=vllm_config, **kwargs)

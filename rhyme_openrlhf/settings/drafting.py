@@ -17,7 +17,7 @@ SOURCES = (HISTORY, NGRAM, DRAFT_MODEL, EAGLE3, *BOTH)
 # vLLM's methods that load a model beside the policy.
 WITH_MODEL = (DRAFT_MODEL, EAGLE3)
 # vLLM's model runners.
-V1, V2 = "v1", "v2"
+V1, V2, V2_ASYNC = "v1", "v2", "v2-async"
 # What proposes in vLLM's worker; other sources propose in the scheduler.
 VLLM_METHODS = (NGRAM, *WITH_MODEL)
 
@@ -126,8 +126,9 @@ class DraftingSettings(Settings):
     runner: str = option(
         V1,
         "vLLM's model runner in engines that draft from history. 'v2' is vLLM's own choice on a GPU for an engine "
-        "without drafts. With drafts its scheduling is synchronous, as in 'v1'. No GPU has run it with drafts yet.",
-        choices=(V1, V2),
+        "without drafts. With drafts its scheduling is synchronous, as in 'v1'; with 'v2-async', for engines of one "
+        "GPU, it stays asynchronous. No GPU has run 'v2-async' yet.",
+        choices=(V1, V2, V2_ASYNC),
         expert=True,
     )
     within_graphs: bool = option(
@@ -156,10 +157,10 @@ class DraftingSettings(Settings):
         return self.source.removeprefix(HISTORY).removeprefix("+")
 
     def check(self) -> None:
-        if self.runner == V2 and self.source != HISTORY:
+        if self.runner != V1 and self.source != HISTORY:
             raise SettingsError(
-                f"--drafting.runner v2 needs --drafting.source history, not {self.source}, whose drafts can be cut on "
-                "v1 alone"
+                f"--drafting.runner {self.runner} needs --drafting.source history, not {self.source}, whose drafts can "
+                "be cut on v1 alone"
             )
         needs = " or ".join((*WITH_MODEL, *BOTH))
         if self.model and self.method not in WITH_MODEL:

@@ -7,6 +7,7 @@ test.
 4. `queues` takes requests out of the scheduler's queues, puts them back and holds seats.
 5. `rejection_sampling` takes log-probabilities of the computed rows alone, and reserves memory for all of them.
 6. `second_runner` has vLLM's second model runner verify the scheduler's drafts.
+7. `late_drafts` has that runner ask for them when a step is scheduled already.
 
 Corrections of vLLM's CPU build are in `platform/`.
 """

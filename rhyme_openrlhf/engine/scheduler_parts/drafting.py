@@ -14,7 +14,7 @@ Invariants:
 - A draft only ever proposes; vLLM's rejection sampler decides.
 - Every draft of every source reaches a request through `_set_drafts`, so no step verifies more than there are rows for.
 - A draft is only ever cut at its end.
-- Scheduling is synchronous, so every token is known when drafts are made.
+- Every token is known when drafts are made: scheduling is synchronous, or drafts come after it (`draft_late`).
 
 Checked against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py` (num_spec_tokens_to_schedule,
 update_draft_token_ids) and `v1/spec_decode/llm_base_proposer.py` (K = 0).
@@ -106,6 +106,9 @@ class Drafting(Part):
         self._sentences: list[str] = []
         # Requests whose drafts a grammar cuts.
         self._ruled: set[str] = set()
+        # Steps are scheduled ahead; and requests whose tokens under way vLLM drops.
+        self._late = bool(config.scheduler_config.async_scheduling)
+        self._dropped: set[str] = set()
         self.use(SOURCES[self.settings.source](self.histospec, self.settings))
 
     def use(self, source: DraftSource) -> None:
@@ -179,11 +182,8 @@ class Drafting(Part):
             self._draft_dummies(names, [DUMMY] * self._timing.forced_drafts)
             return
         started = time.perf_counter()
-        source, requests, running = self.source, self._scheduler.requests, RequestStatus.RUNNING
-        # Before the next step is planned, so that it is planned by what the last one took.
-        if source.planner is not None and (step := self._clock.planned(started)) is not None:
-            source.planner.took(*step)
-        source.proposed(names, proposed.draft_token_ids)
+        requests, running = self._scheduler.requests, RequestStatus.RUNNING
+        self.source.proposed(names, proposed.draft_token_ids)
         decoding = [
             request
             for request_id in names
@@ -191,11 +191,48 @@ class Drafting(Part):
             and request.status is running
             and not request.is_prefill_chunk
         ]
-        self._ticket = self.gain.ask() if decoding else None
-        self._set_drafts(decoding, self._drafts(decoding))
+        self._set_drafts(decoding, self._planned(decoding, started))
         for request_id in self._ruled:
             self._cut_by_grammar(requests[request_id])
         self._meter.add_draft_seconds(time.perf_counter() - started)
+
+    def _planned(self, decoding: Sequence[Any], started: float) -> list[list[int]]:
+        """Return the draft of each request, when the step before has been learnt from."""
+        # Before the next step is planned, so that it is planned by what the last one took.
+        if self.source.planner is not None and (step := self._clock.planned(started)) is not None:
+            self.source.planner.took(*step)
+        self._ticket = self.gain.ask() if decoding else None
+        return self._drafts(decoding)
+
+    # --- where steps are scheduled before their drafts are known (LateEngineScheduler)
+
+    def keep_room(self, requests: Sequence[Any]) -> None:
+        """Keep room for drafts with these requests, alike for all; none where a grammar would have to see them."""
+        each = max(self._scheduler.max_num_scheduled_tokens // max(len(self._scheduler.running), 1) - 1, 0)
+        for request in requests:
+            request.spec_token_ids = [] if request.request_id in self._ruled else request.spec_token_ids[:each]
+
+    def draft_late(self, output: Any) -> dict[str, list[int]]:
+        """Return the drafts of a scheduled step by request, each within the room that was kept for it."""
+        started = time.perf_counter()
+        requests, room = self._scheduler.requests, output.scheduled_spec_decode_tokens
+        self._start_anew(output.num_scheduled_tokens)
+        names = [name for name in room if name in requests]
+        if self._timing.forced_drafts is not None:
+            drafts = [[DUMMY] * self._timing.forced_drafts for _ in names]
+        else:
+            drafts = self._planned([requests[name] for name in names], started)
+        found = {name: draft[: len(room[name])] for name, draft in zip(names, self._fitting(drafts), strict=True)}
+        self._meter.add_draft_seconds(time.perf_counter() - started)
+        return found
+
+    def _start_anew(self, scheduled: Iterable[str]) -> None:
+        """Begin those texts again whose requests go on behind new weights: vLLM drops what was under way for them."""
+        for name in self._dropped.intersection(scheduled):
+            if (request := self._scheduler.requests.get(name)) is not None:
+                self.source.finish(name)
+                self._start(request)
+            self._dropped.discard(name)
 
     def _drafts(self, decoding: Sequence[Any]) -> list[list[int]]:
         if self._ticket is None or not self._ticket.drafts:
@@ -219,13 +256,17 @@ class Drafting(Part):
             tokens = min(tokens, self._most_rows)
         return max(tokens - len(self._scheduler.running), 0)
 
-    def _set_drafts(self, requests: Iterable[Any], drafts: Sequence[list[int]]) -> None:
-        """Give each request its draft for the next step, cut so that all of them fit."""
+    def _fitting(self, drafts: Sequence[list[int]]) -> Sequence[list[int]]:
+        """Return the drafts of a step, cut so that all of them fit."""
         most = self._most_drafts()
-        if sum(map(len, drafts)) > most:
-            lengths = share([len(draft) for draft in drafts], most)
-            drafts = [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
-        for request, draft in zip(requests, drafts, strict=True):
+        if sum(map(len, drafts)) <= most:
+            return drafts
+        lengths = share([len(draft) for draft in drafts], most)
+        return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
+
+    def _set_drafts(self, requests: Iterable[Any], drafts: Sequence[list[int]]) -> None:
+        """Give each request its draft for the next step."""
+        for request, draft in zip(requests, self._fitting(drafts), strict=True):
             request.spec_token_ids = draft
 
     def _cut_by_grammar(self, request: Any) -> None:
@@ -281,27 +322,36 @@ class Drafting(Part):
         """
         started = time.perf_counter()
         if tokens:
+            if self._dropped:
+                kept = [(name, new) for name, new in zip(requests, tokens, strict=True) if name not in self._dropped]
+                requests, tokens = [name for name, _ in kept], [new for _, new in kept]
             self.source.append(requests, tokens)
         self._meter.add_draft_seconds(time.perf_counter() - started)
 
     # --- requests and weights
 
     def added(self, request: Any) -> None:
+        self._start(request)
+        if request.structured_output_request is not None:
+            self._ruled.add(request.request_id)
+        self._traces.start(request.request_id, extra_arguments(request).get(TRACE))
+
+    def _start(self, request: Any) -> None:
         arguments = extra_arguments(request)
         most_tokens = min(self._scheduler.max_model_len, request.num_prompt_tokens + request.max_tokens)
         self.source.start(
             request.request_id, arguments.get(PROMPT_KEY), request.all_token_ids[:], request.num_prompt_tokens,
             most_tokens, arguments.get(WINDOW),
         )  # fmt: skip
-        if request.structured_output_request is not None:
-            self._ruled.add(request.request_id)
-        self._traces.start(request.request_id, arguments.get(TRACE))
 
     def freed(self, request_id: str) -> None:
         self.source.finish(request_id)
         self._ruled.discard(request_id)
+        self._dropped.discard(request_id)
         self._traces.finish(request_id)
 
     def resets(self, running: bool) -> None:
         """Doubt what was accepted so far, because there are new weights."""
         self.source.policy_updated()
+        if running and self._late:
+            self._dropped.update(request.request_id for request in self._scheduler.running)

@@ -43,11 +43,14 @@ def test_only_offered_methods_are_called() -> None:
 
 def test_the_scheduler_methods_we_override_exist() -> None:
     """engine/scheduler.py: a renamed method upstream would silently stop drafting or counting."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from rhyme_openrlhf.engine.scheduler import EngineScheduler
 
-    overridden = {name for name, value in vars(EngineScheduler).items() if inspect.isfunction(value)} - {"take_in"}
+    ours = {"take_in", "tell_scheduled", "tell_verified", "tell_sampled"}
+    overridden = {name for name, value in vars(EngineScheduler).items() if inspect.isfunction(value)} - ours
+    assert callable(AsyncScheduler._update_after_schedule)
     assert overridden >= {"schedule", "update_from_output", "add_request", "update_draft_token_ids", "_free_request"}
     for name in overridden:
         assert callable(getattr(Scheduler, name))

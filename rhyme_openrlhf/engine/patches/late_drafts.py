@@ -1,0 +1,125 @@
+"""A patch: drafts for a decode step that vLLM has scheduled already, in the second model runner (V2).
+
+With asynchronous scheduling vLLM schedules a step while the one before it runs, so the scheduler cannot draft: it does
+not know the last tokens. It keeps room for drafts with each sample instead. Before the runner computes the step, it
+waits for the tokens of the step before and gives them to the scheduler's drafting, which fills the room (`Late.fill`).
+What is computed is a copy of the step with as many rows as there are drafts. vLLM's scheduler goes on with the step as
+it was scheduled: room that was not filled is to it a draft that was rejected.
+
+Scheduler and runner share a process, so this is for engines of one GPU. They find each other by vLLM's configuration.
+
+Invariants:
+- A step is filled once, in the order in which steps were scheduled, and never with more drafts than it has room for.
+- Without drafts in the step the runner does what vLLM's own does.
+Checked against vLLM 0.29.0 `v1/worker/gpu/model_runner.py` (execute_model, sample_tokens),
+`v1/worker/gpu/async_utils.py` (AsyncOutput), `v1/core/sched/async_scheduler.py` and `config/vllm.py` (which methods may
+be scheduled asynchronously); contract test: `tests/engine/patches/test_late_drafts.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, cast
+
+import vllm.config.vllm
+from vllm.v1.worker.gpu.async_utils import AsyncOutput
+
+from rhyme_openrlhf.engine.patches import second_runner
+from rhyme_openrlhf.engine.patches.second_runner import METHOD
+from rhyme_openrlhf.settings.drafting import V2_ASYNC
+
+# Where a configuration has the engine's `Late`, and a runner the output of its last step.
+LATE, SAMPLED = "rhyme_late", "rhyme_sampled"
+
+
+class Late(Protocol):
+    """Drafting that fills a step after it was scheduled."""
+
+    def fill(self, output: Any, requests: list[str], tokens: list[list[int]]) -> Any:
+        """Return the step (vLLM's SchedulerOutput) to compute in the place of `output`.
+
+        `requests` and `tokens`: what the last step sampled; nothing before the first.
+        """
+
+
+def offer(vllm_config: Any, drafting: Late) -> None:
+    """Have the runner of this configuration, in this process, ask `drafting`."""
+    setattr(vllm_config, LATE, drafting)
+
+
+def filled(output: Any, drafts: Mapping[str, list[int]]) -> Any:
+    """Return a copy of a scheduled step with these drafts in the place of its room; `output` stays as it is."""
+    room = output.scheduled_spec_decode_tokens
+    tokens = output.num_scheduled_tokens | {
+        name: output.num_scheduled_tokens[name] - len(places) + len(drafts.get(name, ()))
+        for name, places in room.items()
+    }
+    step = copy.copy(output)
+    step.num_scheduled_tokens, step.total_num_scheduled_tokens = tokens, sum(tokens.values())
+    step.scheduled_spec_decode_tokens = {name: draft for name, draft in drafts.items() if draft}
+    return step
+
+
+def tokens_of(output: AsyncOutput) -> tuple[list[str], list[list[int]]]:
+    """Return the requests of a step, and what each sampled; waits for the device."""
+    output.copy_event.synchronize()
+    counts = output.num_sampled_tokens_np.tolist()
+    # Rows have room for the longest draft.
+    rows = output.sampled_token_ids[:, : max(counts, default=0)].tolist()
+    return output.model_runner_output.req_ids, [row[:count] for row, count in zip(rows, counts, strict=True)]
+
+
+def allow() -> None:
+    """Let vLLM schedule our method asynchronously, in this process."""
+    module: Any = vllm.config.vllm
+    # The methods whose drafts stay with the worker.
+    module.NgramGPUTypes = Literal["ngram_gpu", METHOD]
+
+
+class RunnerName(str):
+    """The runner's name in vLLM's configuration: a process that is sent the configuration is patched for it.
+
+    The engine core checks its configuration before it imports anything of ours.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return prepared, (str(self),)
+
+
+def prepared(runner: str) -> RunnerName:
+    """Let vLLM's configuration have this runner, V2 or V2_ASYNC, in this process."""
+    second_runner.apply()
+    if runner == V2_ASYNC:
+        allow()
+    return RunnerName(runner)
+
+
+def apply() -> None:
+    """Have vLLM's runner ask for drafts, in this process; once."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    if hasattr(GPUModelRunner, SAMPLED):
+        return
+    executed, sampled = GPUModelRunner.execute_model, GPUModelRunner.sample_tokens
+
+    @functools.wraps(executed)
+    def execute(self: Any, scheduler_output: Any, *more: Any, **named: Any) -> Any:
+        late: Late | None = getattr(self.vllm_config, LATE, None)
+        if late is not None and scheduler_output.total_num_scheduled_tokens and not named.get("dummy_run"):
+            before, self.rhyme_sampled = self.rhyme_sampled, None
+            scheduler_output = late.fill(scheduler_output, *(([], []) if before is None else tokens_of(before)))
+        return executed(self, scheduler_output, *more, **named)
+
+    @functools.wraps(sampled)
+    def sample(self: Any, grammar_output: Any) -> Any:
+        output = sampled(self, grammar_output)
+        self.rhyme_sampled = output if isinstance(output, AsyncOutput) else None
+        return output
+
+    setattr(GPUModelRunner, SAMPLED, None)
+    cast(Any, GPUModelRunner).execute_model = execute
+    cast(Any, GPUModelRunner).sample_tokens = sample

@@ -1,0 +1,198 @@
+"""Drafts for steps that are scheduled already, against those of a scheduler that knows every token: the same.
+
+vLLM's real schedulers, and a stand-in for the model runner that gives its tokens a step late, as vLLM's second one
+does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_overhead import scheduler_of
+from vllm import SamplingParams
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from rhyme_openrlhf.drafting.drafter import HistoryDrafter
+from rhyme_openrlhf.drafting.gain import GainMeter
+from rhyme_openrlhf.engine.requests import PROMPT_KEY
+from rhyme_openrlhf.engine.scheduler import LateEngineScheduler
+from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.latency.profile import to_text
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from tests.latency import formula
+
+PROMPT, RUNNING = [1, 2, 3], 4
+
+
+class Engine:
+    """A scheduler and a runner that generates texts which are known beforehand."""
+
+    def __init__(self, late: bool) -> None:
+        self.late = late
+        self.scheduler = scheduler_of("rules", RUNNING, 512, asynchronous=late)
+        self.texts: dict[str, list[int]] = {}
+        self.written: dict[str, int] = {}
+        # Of each request: position and draft of each step.
+        self.drafts: dict[str, list[tuple[int, list[int]]]] = {}
+
+    def fresh(self, history: list[int]) -> None:
+        """Forget earlier samples, and draft from this text."""
+        drafting = self.scheduler.drafting
+        drafting.use(HistoryDrafter(HistoSpecSettings(siblings=False, shared_tokens=0)))
+        drafting.gain = GainMeter(0)
+        drafting.source.install("p", build_index([Piece(PROMPT, history, 1.0)]))
+        self.texts, self.written, self.drafts = {}, {}, {}
+
+    def add(self, name: str, text: list[int]) -> None:
+        """Start a sample that will have this text."""
+        parameters = SamplingParams(temperature=1, max_tokens=len(text), extra_args={PROMPT_KEY: "p"})
+        parameters.update_from_generation_config({}, eos_token_id=None)
+        self.texts[name], self.written[name], self.drafts[name] = text, 0, []
+        self.scheduler.add_request(Request(name, PROMPT, parameters, None))
+
+    def compute(self, step: Any) -> ModelRunnerOutput:
+        """Sample behind each prompt or draft as the texts say."""
+        new: list[list[int]] = []
+        for name in step.num_scheduled_tokens:
+            text, at = self.texts[name], self.written[name]
+            draft = step.scheduled_spec_decode_tokens.get(name, [])
+            assert step.num_scheduled_tokens[name] - len(draft) in (1, len(PROMPT) + at)
+            if draft:
+                self.drafts[name].append((at, draft))
+            accepted = 0
+            while accepted < len(draft) and at + accepted < len(text) and draft[accepted] == text[at + accepted]:
+                accepted += 1
+            # vLLM has scheduled a sample that is over once more.
+            new.append((text[at : at + accepted + 1] + [0] * (accepted + 1))[: accepted + 1])
+            self.written[name] = at + accepted + 1
+        names = list(step.num_scheduled_tokens)
+        return ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, new)
+
+    def run(self) -> None:
+        """Run until every sample has ended."""
+        under_way: list[tuple[Any, ModelRunnerOutput]] = []
+        while self.scheduler.has_requests() or under_way:
+            self.step(under_way)
+
+    def step(self, under_way: list[tuple[Any, ModelRunnerOutput]]) -> None:
+        """Schedule and compute a step, and take in the one before it, or in synchronous scheduling this one."""
+        output = self.scheduler.schedule()
+        if not output.total_num_scheduled_tokens:
+            under_way.append((output, EMPTY_MODEL_RUNNER_OUTPUT))
+        elif self.late:
+            before = under_way[-1][1] if under_way else EMPTY_MODEL_RUNNER_OUTPUT
+            step = self.scheduler.fill(output, before.req_ids, before.sampled_token_ids)
+            under_way.append((output, self.compute(step)))
+        else:
+            under_way.append((output, self.compute(output)))
+        while len(under_way) > (1 if self.late and output.total_num_scheduled_tokens else 0):
+            scheduled, result = under_way.pop(0)
+            self.scheduler.update_from_output(scheduled, result)
+            if not self.late:
+                self.scheduler.update_draft_token_ids(DraftTokenIds(result.req_ids, [[] for _ in result.req_ids]))
+
+    def within_texts(self) -> dict[str, list[tuple[int, list[int]]]]:
+        """Return the drafts but for those behind the end of a text."""
+        return {
+            name: [(at, draft) for at, draft in steps if at < len(self.texts[name])]
+            for name, steps in self.drafts.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def engines() -> tuple[Engine, Engine]:
+    """One with synchronous scheduling, and one whose drafts come late."""
+    found = Engine(late=False), Engine(late=True)
+    assert isinstance(found[1].scheduler, LateEngineScheduler)
+    return found
+
+
+def texts(data: st.DataObject) -> tuple[list[int], list[list[int]]]:
+    """Return a history and texts that follow it in parts."""
+    history = data.draw(st.lists(st.integers(10, 30), min_size=4, max_size=60))
+    found = []
+    for _ in range(data.draw(st.integers(1, RUNNING + 2))):
+        text = history[: data.draw(st.integers(2, len(history)))]
+        for place in data.draw(st.lists(st.integers(0, len(text) - 1), max_size=4)):
+            text[place] = data.draw(st.integers(10, 30))
+        found.append(text)
+    return history, found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_drafts_and_counters_are_those_of_synchronous_scheduling(engines: Any, data: st.DataObject) -> None:
+    history, samples = texts(data)
+    counted = []
+    for engine in engines:
+        engine.fresh(history)
+        before = engine.scheduler.meter.counters()
+        for number, text in enumerate(samples):
+            engine.add(f"sample {number}", list(text))
+        engine.run()
+        assert engine.written.keys() == engine.texts.keys() and not engine.scheduler.requests
+        after = engine.scheduler.meter.counters()
+        names = ("response_tokens", "decode_tokens", "finished_samples", "prompt_tokens", "accepted")
+        counted.append({name: after[name] - before[name] for name in names})
+    now, late = engines
+    # All that fit at once run alike. The others wait for a seat, which is free a step later.
+    assert late.within_texts() == now.within_texts()
+    assert counted[1] == counted[0]
+
+
+def test_a_stopped_sample_and_new_weights_leave_the_texts_right(engines: Any) -> None:
+    """Requests that end while their next step runs, and those whose tokens under way vLLM drops."""
+    engine = engines[1]
+    history = list(range(40, 90))
+    engine.fresh(history)
+    for name in ("stopped", "kept"):
+        engine.add(name, list(history))
+    under_way: list[tuple[Any, ModelRunnerOutput]] = []
+    for _ in range(3):
+        engine.step(under_way)
+    engine.scheduler.finish_requests("stopped", RequestStatus.FINISHED_ABORTED)
+    kept = engine.scheduler.requests["kept"]
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    # What is under way is dropped, so the model writes it again.
+    engine.written["kept"] = kept.num_output_tokens
+    engine.drafts["kept"].clear()
+    while engine.scheduler.has_requests() or under_way:
+        engine.step(under_way)
+    assert all(draft == history[at : at + len(draft)] for at, draft in engine.within_texts()["kept"])
+    assert sum(len(draft) for _, draft in engine.within_texts()["kept"]) > 20
+
+
+def test_a_planner_decides_and_learns_by_what_is_computed(engines: Any) -> None:
+    """Of a step the room does not count, only the drafts in it."""
+    engine, history = engines[1], list(range(40, 90))
+    engine.fresh(history)
+    assert not engine.scheduler.drafting.install_profile(to_text(formula.profile()))
+    for name in ("one", "two"):
+        engine.add(name, list(history))
+    engine.run()
+    drafted = sum(len(draft) for steps in engine.drafts.values() for _, draft in steps)
+    decided = engine.scheduler.calls["take_decisions"]()
+    lengths = zip(decided["running"], decided["decode_steps"], decided["draft_length"], strict=True)
+    # The last step has no next one that would time it.
+    assert 0 < sum(running * steps * length for running, steps, length in lengths) <= drafted
+
+
+def test_dummies_fill_the_room_of_a_measured_step(engines: Any) -> None:
+    engine = engines[1]
+    engine.fresh([1])
+    engine.scheduler.timing.force_drafts(3)
+    engine.add("sample", [5] * 20)
+    engine.run()
+    engine.scheduler.timing.force_drafts(None)
+    assert {len(draft) for at, draft in engine.within_texts()["sample"] if at < 16} == {3}
+    assert {step.drafts for step in engine.scheduler.timing.take_steps()} <= {1, 2, 3}
