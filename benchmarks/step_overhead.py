@@ -213,6 +213,11 @@ class Run:
         names = list(scheduled.num_scheduled_tokens)
         sampled = []
         for name in names:
+            request = self.scheduler.requests.get(name)
+            if request is not None and request.is_prefill_chunk:
+                # A part of its prompt is still to come.
+                sampled.append([])
+                continue
             response, at = self.responses[name], self.position[name]
             draft = scheduled.scheduled_spec_decode_tokens.get(name, ())
             accepted = 0
