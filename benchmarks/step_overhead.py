@@ -9,7 +9,9 @@ model computes. So a step is the engine core's work beside the forward pass, in 
 forward pass does, so that the caches hold what they would in a run.
 
 Arms: "vllm" (its scheduler, no drafts), "metered" (ours, speculation off), "rules" (drafts by the fixed rules),
-"planned" (drafts cut by a profile's step times, as a run does). Each arm is measured in processes of its own, in turn.
+"planned" (drafts cut by a profile's step times, as a run does). With "-late" drafts fill steps that are scheduled
+already (--drafting.runner v2-async): a device waits for `drafts` alone, and the rest is done beside the forward pass.
+Each arm is measured in processes of its own, in turn.
 `--against` adds the same arms of another checkout of the repository. Samples are kept running by starting the next one
 for each that finishes.
 """
@@ -30,7 +32,8 @@ from typing import Any
 
 import numpy as np
 
-ARMS = ("vllm", "metered", "rules", "planned")
+LATE = "-late"
+ARMS = ("vllm", "metered", "rules", "planned", "rules" + LATE, "planned" + LATE)
 PARTS = ("schedule", "update", "drafts")
 # Weights of a small model in float32: more than a core's own caches hold.
 MODEL_BYTES = 8 << 20
@@ -160,8 +163,12 @@ class Run:
         self.arm = arm
         self.running = running
         self.load = Load()
-        self.scheduler = scheduler_of(arm, running)
+        self.late = arm.endswith(LATE)
+        arm = arm.removesuffix(LATE)
+        self.scheduler = scheduler_of(arm, running, asynchronous=self.late)
         self.drafting = arm in ("rules", "planned")
+        # The step under way, and what it will have sampled.
+        self.under_way: tuple[Any, Any] | None = None
         self.responses: dict[str, list[int]] = {}
         self.position: dict[str, int] = {}
         self.number = 0
@@ -206,6 +213,11 @@ class Run:
         names = list(scheduled.num_scheduled_tokens)
         sampled = []
         for name in names:
+            request = self.scheduler.requests.get(name)
+            if request is not None and request.is_prefill_chunk:
+                # A part of its prompt is still to come.
+                sampled.append([])
+                continue
             response, at = self.responses[name], self.position[name]
             draft = scheduled.scheduled_spec_decode_tokens.get(name, ())
             accepted = 0
@@ -232,6 +244,9 @@ class Run:
         began = clock()
         scheduled = self.scheduler.schedule()
         self.times["schedule"].append(clock() - began)
+        if self.late:
+            self.go_on(scheduled)
+            return
         self.weights.sum()
         output = self.output(scheduled)
         began = clock()
@@ -244,6 +259,22 @@ class Run:
             self.scheduler.update_draft_token_ids(ids)
             seconds = clock() - began
         self.times["drafts"].append(seconds)
+
+    def go_on(self, scheduled: Any) -> None:
+        """Fill a scheduled step, and take in the one before it."""
+        clock = time.perf_counter
+        sampled = (
+            ([], []) if self.under_way is None else (self.under_way[1].req_ids, self.under_way[1].sampled_token_ids)
+        )
+        began = clock()
+        step = self.scheduler.fill(scheduled, *sampled)
+        self.times["drafts"].append(clock() - began)
+        self.weights.sum()
+        before, self.under_way = self.under_way, (scheduled, self.output(step))
+        began = clock()
+        if before is not None:
+            self.scheduler.update_from_output(*before)
+        self.times["update"].append(clock() - began)
 
     def measure(self, steps: int) -> dict[str, float]:
         """Medians of the parts in us, and tokens a sample got a step."""

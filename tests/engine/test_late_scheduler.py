@@ -150,6 +150,24 @@ def test_drafts_and_counters_are_those_of_synchronous_scheduling(engines: Any, d
     assert counted[1] == counted[0]
 
 
+def test_room_for_drafts_keeps_no_prompt_out(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two samples could fill a step of 40 tokens with their room alone."""
+    engine, history = engines[1], list(range(40, 90))
+    monkeypatch.setattr(engine.scheduler, "max_num_scheduled_tokens", 40)
+    engine.fresh(history)
+    under_way: list[tuple[Any, ModelRunnerOutput]] = []
+    for name in ("one", "two"):
+        engine.add(name, list(history))
+    for _ in range(2):
+        engine.step(under_way)
+    engine.add("late", list(history))
+    for _ in range(2):
+        engine.step(under_way)
+    assert engine.written["late"] and engine.written["one"] < len(history)
+    while engine.scheduler.has_requests() or under_way:
+        engine.step(under_way)
+
+
 def test_a_stopped_sample_and_new_weights_leave_the_texts_right(engines: Any) -> None:
     """Requests that end while their next step runs, and those whose tokens under way vLLM drops."""
     engine = engines[1]

@@ -207,8 +207,12 @@ class Drafting(Part):
     # --- where steps are scheduled before their drafts are known (LateEngineScheduler)
 
     def keep_room(self, requests: Sequence[Any]) -> None:
-        """Keep room for drafts with these requests, alike for all; none where a grammar would have to see them."""
-        each = max(self._scheduler.max_num_scheduled_tokens // max(len(self._scheduler.running), 1) - 1, 0)
+        """Keep room for drafts with these requests, alike for all; none where a grammar would have to see them.
+
+        Half of a step's tokens are left to prompts that wait: vLLM schedules running requests first.
+        """
+        tokens = self._scheduler.max_num_scheduled_tokens // (2 if self._scheduler.waiting else 1)
+        each = max(tokens // max(len(self._scheduler.running), 1) - 1, 0)
         for request in requests:
             request.spec_token_ids = [] if request.request_id in self._ruled else request.spec_token_ids[:each]
 
