@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,21 @@ def write_model(folder: Path, vocabulary: int) -> None:
     build_tokenizer().save_pretrained(folder)
 
 
+BEGAN = time.monotonic()
+
+
+def say(what: str) -> None:
+    """Print what begins now, and the seconds since this program began."""
+    print(f"[{time.monotonic() - BEGAN:5.1f} s] {what}", flush=True)
+
+
 def probe(engine: Engine, samples: int, tokens: int, context: int) -> dict[str, Any]:
     """Return what the engine did for `samples` samples at once, one of them with long drafts."""
     greedy = Request(PROMPT, tokens, history=GREEDY)
+    say("one greedy sample")
     (answer,) = engine.answer([Request(PROMPT, tokens)])
     engine.install(GREEDY, build_index(draft_of(list(answer.tokens), list(PROMPT), context)))
+    say(f"{samples} samples, of which one has drafts as long as its window")
     before = engine.counters()
     engine.answer([greedy, *(Request((*PROMPT, 42 + n % 64), tokens, 1.0) for n in range(samples - 1))])
     did = engine.counters() - before
@@ -75,6 +86,7 @@ def main() -> None:
         found: dict[str, Any] = {"kind": "measured", "samples": chosen.samples, "vocabulary": chosen.vocabulary}
         found |= {"utilization": float(UTILIZATION), "survived": False}
         try:
+            say("an engine")
             actor = pool.single()
             engine = Engine(actor)
             found["free_bytes_before"] = engine.facts.gpu_free_bytes
