@@ -14,6 +14,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,40 +58,50 @@ def recorded_steps(trace: Path = TRACE) -> list[Step]:
     return [step for drafter in drafters for step in drafter.steps]
 
 
-def counted(config: Any, steps: list[Step]) -> dict[int, Counter[str]]:
-    """Return by class of running samples: steps, rows, rows with padding, and steps by mode of CUDA graph."""
+def first_dispatch(config: Any) -> Callable[[Step], tuple[str, int]]:
+    """Return what tells the first model runner's mode of CUDA graph for a step, and its rows with padding."""
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    cuda_stand_in.resolve_graphs(config)
     longest = 1 + config.num_speculative_tokens
     dispatcher = CudagraphDispatcher(config)
     dispatcher.initialize_cudagraph_keys(config.compilation_config.cudagraph_mode, longest)
-    found: dict[int, Counter[str]] = {most: Counter() for most in RUNNING}
-    for step in steps:
+
+    def dispatch(step: Step) -> tuple[str, int]:
         uniform = GPUModelRunner._is_uniform_decode(step.longest, longest, step.rows, step.running)
         mode, graph = dispatcher.dispatch(step.rows, uniform)
-        of_class = found[next(most for most in RUNNING if step.running <= most)]
-        of_class.update({"steps": 1, "rows": step.rows, "computed": graph.num_tokens, mode.name: 1})
-    return found
+        return mode.name, graph.num_tokens
+
+    return dispatch
 
 
-def counted_second(config: Any, steps: list[Step]) -> dict[int, Counter[str]]:
-    """Return the same as `counted`, for the second model runner, which has its own dispatcher."""
+def second_dispatch(config: Any) -> Callable[[Step], tuple[str, int]]:
+    """Return the same of the second model runner."""
     import torch
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.utils import get_uniform_decode_token_count
 
-    cuda_stand_in.resolve_graphs(config)
     mode, longest = config.compilation_config.cudagraph_mode, 1 + config.num_speculative_tokens
     graphs = model_runner.ModelCudaGraphManager(config, torch.device("cpu"), mode, decode_query_len=longest)
     graphs._graphs_captured = True
-    found: dict[int, Counter[str]] = {most: Counter() for most in RUNNING}
-    for step in steps:
+
+    def dispatch(step: Step) -> tuple[str, int]:
         uniform = get_uniform_decode_token_count(step.running, step.rows, step.longest, has_prefill=False)
         graph = graphs.dispatch(step.running, step.rows, uniform, 0, step.longest)
+        return graph.cg_mode.name, graph.num_tokens
+
+    return dispatch
+
+
+def counted(config: Any, steps: list[Step]) -> dict[int, Counter[str]]:
+    """Return by class of running samples: steps, rows, rows with padding, and steps by mode of CUDA graph."""
+    cuda_stand_in.resolve_graphs(config)
+    dispatch = (second_dispatch if config.use_v2_model_runner else first_dispatch)(config)
+    found: dict[int, Counter[str]] = {most: Counter() for most in RUNNING}
+    for step in steps:
+        mode, computed = dispatch(step)
         of_class = found[next(most for most in RUNNING if step.running <= most)]
-        of_class.update({"steps": 1, "rows": step.rows, "computed": graph.num_tokens, graph.cg_mode.name: 1})
+        of_class.update({"steps": 1, "rows": step.rows, "computed": computed, mode: 1})
     return found
 
 
@@ -102,7 +113,7 @@ def main() -> None:
     found = {way: counted(cuda_stand_in.engine_config(RhymeSettings(), **more), steps) for way, more in ways.items()}
     # From then on every engine of this process has the second runner.
     second = RhymeSettings(drafting=DraftingSettings(runner=V2))
-    found["ours, V2"] = counted_second(cuda_stand_in.engine_config(second), steps)
+    found["ours, V2"] = counted(cuda_stand_in.engine_config(second), steps)
     print("| samples running | way | steps | rows asked for | rows computed | more | FULL | PIECEWISE | no graph |")
     print("|---|---|---|---|---|---|---|---|---|")
     for place, most in enumerate(RUNNING):

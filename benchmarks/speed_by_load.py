@@ -55,18 +55,13 @@ def measure(
     """
     without: list[Round] = []
     found: dict[str, list[Round]] = {runner: [] for runner in drafting}
-    for number in range(rounds + 1):
-        one = timed(plain, requests(prompts, running, tokens, drafts=False))[0]
-        others = {
-            r: timed(engine, requests(prompts, running, tokens, drafts=True))[0] for r, engine in drafting.items()
-        }
-        if number:
-            without.append(one)
-            for runner, other in others.items():
-                found[runner].append(other)
+    for _ in range(rounds + 1):
+        without.append(timed(plain, requests(prompts, running, tokens, drafts=False))[0])
+        for runner, engine in drafting.items():
+            found[runner].append(timed(engine, requests(prompts, running, tokens, drafts=True))[0])
     return [
-        {"running": running, "runner": runner, "rounds": rounds} | dataclasses.asdict(compare(without, rows))
-        for runner, rows in found.items()
+        {"running": running, "runner": runner, "rounds": rounds} | dataclasses.asdict(compare(without[1:], own[1:]))
+        for runner, own in found.items()
     ]
 
 

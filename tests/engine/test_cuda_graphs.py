@@ -25,7 +25,7 @@ sys.path.insert(0, {str(BENCHMARKS)!r})
 import cuda_stand_in
 from cuda_stand_in import engine_config, resolve_graphs
 cuda_stand_in.install()
-from graph_padding import Step, counted, counted_second
+from graph_padding import Step, counted
 from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.engine.scheduler_parts.drafting import most_rows
 
@@ -46,7 +46,7 @@ def facts(config):
         mode=config.compilation_config.cudagraph_mode.name, sizes=before, resolved=sizes(config),
     )
 
-def rows(config, counted=counted):
+def rows(config):
     return dict(sum(counted(config, steps).values(), start=type(next(iter(counted(config, []).values())))()))
 
 found = dict(
@@ -57,7 +57,7 @@ found = dict(
     eager=most_rows(engine_config(drafting, max_num_seqs=512, max_num_batched_tokens=8192, enforce_eager=True)),
     # These set which runner all processes use from then on.
     moving=facts(engine_config(plain, moving=True)), ngram=facts(engine_config(ngram)),
-    second=facts(engine_config(second)), second_rows=rows(engine_config(second), counted_second),
+    second=facts(engine_config(second)), second_rows=rows(engine_config(second)),
 )
 json.dump(found, sys.stdout)
 """

@@ -191,7 +191,7 @@ def test_a_stopped_sample_and_new_weights_leave_the_texts_right(engines: Any) ->
 
 
 def test_a_planner_decides_and_learns_by_what_is_computed(engines: Any) -> None:
-    """Of a step the room does not count, only the drafts in it."""
+    """The drafts in a step count, not the room for them."""
     engine, history = engines[1], list(range(40, 90))
     engine.fresh(history)
     assert not engine.scheduler.drafting.install_profile(to_text(formula.profile()))
