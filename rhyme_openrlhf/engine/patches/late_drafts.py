@@ -49,6 +49,12 @@ def offer(vllm_config: Any, drafting: Late) -> None:
     setattr(vllm_config, LATE, drafting)
 
 
+def late_of(runner: Any) -> Late | None:
+    """Return the drafting that a runner asks; None: drafts come with the step, or there are none."""
+    found: Late | None = getattr(runner.vllm_config, LATE, None)
+    return found
+
+
 def filled(output: Any, drafts: Mapping[str, list[int]]) -> Any:
     """Return a copy of a scheduled step with these drafts in the place of its room; `output` stays as it is."""
     room = output.scheduled_spec_decode_tokens
@@ -108,8 +114,8 @@ def apply() -> None:
 
     @functools.wraps(executed)
     def execute(self: Any, scheduler_output: Any, *more: Any, **named: Any) -> Any:
-        late: Late | None = getattr(self.vllm_config, LATE, None)
-        if late is not None and scheduler_output.total_num_scheduled_tokens and not named.get("dummy_run"):
+        late = None if named.get("dummy_run") else late_of(self)
+        if late is not None and scheduler_output.total_num_scheduled_tokens:
             before, self.rhyme_sampled = self.rhyme_sampled, None
             scheduler_output = late.fill(scheduler_output, *(([], []) if before is None else tokens_of(before)))
         return executed(self, scheduler_output, *more, **named)
@@ -117,7 +123,8 @@ def apply() -> None:
     @functools.wraps(sampled)
     def sample(self: Any, grammar_output: Any) -> Any:
         output = sampled(self, grammar_output)
-        self.rhyme_sampled = output if isinstance(output, AsyncOutput) else None
+        # Its tensors stay on the device for a step longer, so only where they are asked for.
+        self.rhyme_sampled = output if isinstance(output, AsyncOutput) and late_of(self) is not None else None
         return output
 
     setattr(GPUModelRunner, SAMPLED, None)

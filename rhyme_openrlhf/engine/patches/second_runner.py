@@ -9,8 +9,8 @@ V2 replays one CUDA graph for a decode step only where all samples have the long
 graphs for steps with drafts of any lengths are made for adaptive verification (DSpark). `apply` has them made for our
 drafts too, where attention can be captured so. Elsewhere graphs are PIECEWISE, as for V1.
 
-Scheduling stays synchronous, because the scheduler drafts from tokens that it must know. On a GPU no memory is reserved
-for the rows of drafts, as rejection_sampling.py does for V1.
+Scheduling stays synchronous, because the scheduler drafts from tokens that it must know (late_drafts.py has the other
+way). On a GPU no memory is reserved for the rows of drafts, as rejection_sampling.py does for V1.
 
 Invariant: without drafts a step is vLLM's own.
 Checked against vLLM 0.29.0 `v1/worker/gpu/model_runner.py` (initialize_kv_cache, execute_model, prepare_inputs),
