@@ -23,7 +23,7 @@ import statistics
 from pathlib import Path
 from unittest import mock
 
-from papers import NEVER_WAITS, PAT_SEEDS, spread
+from papers_inputs import NEVER_WAITS, PAT_SEEDS, spread
 from switch_decisions import RECORDED, Replay, Stage, dealt, recorded, stages, steps_seconds
 
 from rhyme_openrlhf.latency.step_model import StepModel
