@@ -2,10 +2,10 @@
 
     python benchmarks/first_layouts_paced.py --out first_layouts_paced.json
 
-Two nodes of eight devices: each has four engines of TP 2 and one of TP 8, all of the embedded model, whose steps take
-PAT's times, stretched by --slower so that this machine keeps up. The lateness of steps is counted. 16 prompts of 8
-samples a node, with PAT's lengths, of which 3 % of the variance lie within a prompt; its 16K are --longest tokens here.
-Every sample is as long in every arm. History knows the lengths of the epoch before.
+Each of two nodes has four engines of TP 2 and one of TP 8. All are of the embedded model. Their steps take PAT's times,
+stretched by --slower so that this machine keeps up; the lateness of steps is counted. A node has 16 prompts of 8
+samples. Lengths are PAT's, with 3 % of their variance within a prompt; its 16K are --longest tokens here. Every sample
+is as long in every arm. History knows the lengths of the epoch before.
 
 Arms, interleaved: `alone` is the product's dispatch by predicted work and its switches; with `first` the product's
 switcher also chooses the engines of the first token. Beside each gain stands the simulated one of the same stage.

@@ -1,4 +1,4 @@
-"""What the papers' simulations share: models, devices, seeds, and how gains are written."""
+"""Models, devices, seeds and the notation of gains for the simulations of the papers."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class KeptSample:
 
     @property
     def known(self) -> Progress:
-        """Its progress, as far as was heard."""
+        """The sample's progress, as far as was heard."""
         if self._since:
             self._joined, self._since = joined(self._joined, self._since), []
         return self._joined
@@ -62,7 +62,7 @@ class KeptSample:
 
     @property
     def known_tokens(self) -> int:
-        """The number of its known response tokens."""
+        """The number of known response tokens."""
         last = self._since[-1] if self._since else None
         return len(self._joined.tokens) if last is None else last.first + len(last.tokens)
 
