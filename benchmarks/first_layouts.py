@@ -23,9 +23,10 @@ import statistics
 from pathlib import Path
 from unittest import mock
 
-from papers import NEVER_WAITS, PAT_SEEDS, spread
+from papers_inputs import NEVER_WAITS, PAT_SEEDS, spread
 from switch_decisions import RECORDED, Replay, Stage, dealt, recorded, stages, steps_seconds
 
+from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.scheduling.first_layouts import first_layouts
@@ -67,25 +68,32 @@ LOOK_S = 2.0
 SEATS, ROOM = 256, 10**9
 
 
-def replayed(stage: Stage) -> float:
-    """Return the gain on a recorded stage against the best single switch of each of two nodes."""
-    by_size = engine_kinds.load(["pat-a40"])
-    profiles = by_size[2], by_size[8]
+def timed(stage: Stage, profiles: tuple[Profile, Profile], longest: int, look_s: float) -> tuple[float, float, float]:
+    """Return a stage's seconds on two nodes: with the best switch of each node, by the rule, and with first layouts."""
     alike = dealt(stage, 8)
     halves = [Replay(alike[first : first + 4], profiles, 1, EACH_SECONDS) for first in (0, 4)]
-    best = max(half.best(LOOK_S) for half in halves)
+    best = max(half.best(look_s) for half in halves)
+    alone = max(half.policy(BY_HISTORY, longest, look_s)[0] for half in halves)
     prompts = {one.prompt: one.earlier for one in stage}
     cost = SwitchCost().between([TransferModel(profile) for profile in profiles])
     samples = len(stage) // len(prompts)
     plan = first_layouts(2, halves[0].layouts, list(prompts.values()), samples, SEATS, (ROOM, ROOM), cost)
     if plan is None:
-        return 1.0
+        return best, alone, alone
     at = dict(zip(prompts, plan.engine_of, strict=True))
     large = [one for one in stage if at[one.prompt][0] == 1]
     contexts, lengths = [one.prompt_tokens for one in large], [one.length for one in large]
     seconds = float(steps_seconds(StepModel(profiles[1]), contexts, lengths)[-1])
     rest = [[one for one in stage if at[one.prompt] == (0, engine)] for engine in range(4)]
-    return best / max(seconds, Replay(rest, profiles, 1, EACH_SECONDS).policy(BY_HISTORY, LONGEST, LOOK_S)[0])
+    ours = max(seconds, Replay(rest, profiles, 1, EACH_SECONDS).policy(BY_HISTORY, longest, look_s)[0])
+    return best, alone, ours
+
+
+def replayed(stage: Stage) -> float:
+    """Return the gain on a recorded stage against the best single switch of each of two nodes."""
+    by_size = engine_kinds.load(["pat-a40"])
+    best, _, ours = timed(stage, (by_size[2], by_size[8]), LONGEST, LOOK_S)
+    return best / ours
 
 
 def print_replayed() -> None:

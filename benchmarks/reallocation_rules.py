@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from papers import EFFICIENCY, L40S, LLAMA_8B, NEVER_WAITS, rlhfspec_profile
+from papers_inputs import EFFICIENCY, L40S, LLAMA_8B, NEVER_WAITS
+from papers_rlhfspec import rlhfspec_profile
 from roofline import roofline
 
 from rhyme_openrlhf.latency.profile import Profile

@@ -7,6 +7,7 @@ import dataclasses
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ class Stage:
         folder: Path,
         asked: TpSwitchSettings,
         profiles: tuple[Profile, Profile],
+        nodes: Mapping[int, str] | None = None,
     ) -> None:
+        """`nodes`: on which node each engine is; None: all are on one."""
         self._plan = plan
         self.keeper = SampleKeeper(dict(enumerate(engines)), 0.2, spare=range(plan.engines, len(engines)))
         self.records: list[MoveRecord] = []
@@ -77,7 +80,7 @@ class Stage:
         self.switcher = Switcher(
             asked, plan, self.keeper, self.reports, self.move, self.switches.append, lambda: 1, lambda: self.came
         )
-        self.switcher.place(dict.fromkeys(range(len(engines)), "here"))
+        self.switcher.place(nodes or dict.fromkeys(range(len(engines)), "here"))
         self.came = False
         self._interval_s = asked.status_s if asked.enable else 0.0
 
@@ -92,17 +95,25 @@ class Stage:
             await self.reports.hear()
             self.switcher.look()
 
-    async def run(self, requests: list[SampleRequest], before: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-        """Generate all; seconds and switches."""
+    async def run(
+        self,
+        requests: list[SampleRequest],
+        before: dict[str, tuple[int, ...]],
+        engines: Callable[[TpSwitcher], Awaitable[list[int]]] | None = None,
+    ) -> dict[str, Any]:
+        """Generate all; seconds and switches. `engines`: at which each request begins; None: at each in turn."""
         self.keeper.start()
         await self.mover.open()
         self.switcher.know_lengths(before)
         self.switcher.allowed = 2 * max(length for known in before.values() for length in known)
+        if engines is None:
+            chosen = [place % self._plan.engines for place in range(len(requests))]
+        else:
+            chosen = await engines(self.switcher)
         loop = asyncio.create_task(self.watch())
         began = time.monotonic()
         running = [
-            asyncio.create_task(self.keeper.generate(one, place % self._plan.engines))
-            for place, one in enumerate(requests)
+            asyncio.create_task(self.keeper.generate(one, engine)) for one, engine in zip(requests, chosen, strict=True)
         ]
         await asyncio.sleep(0.3)
         self.came = True

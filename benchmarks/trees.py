@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from made_tasks import TASKS, made
-from papers import EFFICIENCY, H100, LLAMA_8B, ROOT
+from papers import ROOT
+from papers_inputs import EFFICIENCY, H100, LLAMA_8B
 from replay import read_trace
 from roofline import roofline
 from table_in_page import put

@@ -175,7 +175,7 @@ class SampleHome:
 
     def running(self, engine: int) -> dict[int, int]:
         """Return the samples at an engine by number, with the known tokens of each, prompt included."""
-        return {int(s.name): len(s.request.prompt) + len(s.known.tokens) for s in self._keeper.samples(engine)}
+        return {int(s.name): len(s.request.prompt) + s.known_tokens for s in self._keeper.samples(engine)}
 
     async def move(self, sample: int, destination: int, cause: str) -> MoveOutcome:
         """Move a sample by its number. Raises MoveRefused, or KeyError for a sample that has ended."""
@@ -291,7 +291,7 @@ class SampleHome:
         )
 
     def _restarted(self, sample: KeptSample, lost: int, new: int) -> None:
-        tokens = len(sample.request.prompt) + len(sample.known.tokens)
+        tokens = len(sample.request.prompt) + sample.known_tokens
         event: Event = SampleMoved(
             self._step, sample.name, lost, new, "engine_lost", RECOMPUTE, "recomputed", 0.0, tokens
         )

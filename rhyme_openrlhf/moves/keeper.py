@@ -18,7 +18,7 @@ import asyncio
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,14 +31,12 @@ from rhyme_openrlhf.engine_errors import EngineLost
 class KeptSample:
     """One sample. `engine` and `place`: where it is; None, "": nowhere at the moment; `incoming`: where it may be soon.
 
-    `known`: what it has generated, as far as was heard; `ahead`: what was heard from where it may be soon.
-    `on_settled(sample, engine before)`: told of each stay.
+    `ahead`: what was heard from where it may be soon. `on_settled(sample, engine before)`: told of each stay.
     """
 
     name: str
     request: SampleRequest
     answer: asyncio.Future[Any]
-    known: Progress = field(default_factory=Progress)
     engine: int | None = None
     place: str = ""
     incoming: str = ""
@@ -46,6 +44,36 @@ class KeptSample:
     moving: bool = False
     stays: itertools.count[int] = field(default_factory=itertools.count)
     on_settled: Callable[[KeptSample, int | None], None] = lambda sample, before: None
+    # What it has generated, as far as was heard: joined, and what came since. Thousands of samples grow each second;
+    # their tokens are hardly ever read.
+    _joined: Progress = field(default_factory=Progress, init=False)
+    _since: list[Grown] = field(default_factory=list, init=False)
+
+    @property
+    def known(self) -> Progress:
+        """The sample's progress, as far as was heard."""
+        if self._since:
+            self._joined, self._since = joined(self._joined, self._since), []
+        return self._joined
+
+    @known.setter
+    def known(self, progress: Progress) -> None:
+        self._joined, self._since = progress, []
+
+    @property
+    def known_tokens(self) -> int:
+        """The number of known response tokens."""
+        last = self._since[-1] if self._since else None
+        return len(self._joined.tokens) if last is None else last.first + len(last.tokens)
+
+    def grow(self, grown: Grown) -> None:
+        """Add what is new in the news; nothing if it leaves a gap."""
+        have, first = self.known_tokens, grown.first
+        if first == have and grown.tokens:
+            self._since.append(grown)
+        elif first < have < first + len(grown.tokens):
+            log_probs = None if grown.log_probs is None else grown.log_probs[have - first :]
+            self._since.append(Grown(have, grown.tokens[have - first :], log_probs))
 
     def new_place(self) -> str:
         """Return a name for its next stay at an engine, never used before."""
@@ -58,7 +86,7 @@ class KeptSample:
         before, self.engine, self.place, self.incoming, self.ahead = self.engine, engine, place, "", []
         self.on_settled(self, before)
         for news in grown:
-            self.known = longer(self.known, news)
+            self.grow(news)
 
 
 @dataclass
@@ -221,7 +249,7 @@ class SampleKeeper:
             if sample is None:
                 continue
             if place == sample.place:
-                sample.known = longer(sample.known, grown)
+                sample.grow(grown)
             else:
                 sample.ahead.append(grown)
         for place, outcome in news.finished.items():
@@ -276,10 +304,9 @@ def sample_of(place: str) -> str:
     return place.rpartition(".")[0]
 
 
-def longer(known: Progress, grown: Grown) -> Progress:
-    """Return the known progress with its growth added; unchanged if the growth is known already, or leaves a gap."""
-    have, first = len(known.tokens), grown.first
-    if not first <= have < first + len(grown.tokens):
-        return known
-    log_probs = None if grown.log_probs is None else [*(known.log_probs or ()), *grown.log_probs[have - first :]]
-    return Progress((*known.tokens, *grown.tokens[have - first :]), log_probs)
+def joined(known: Progress, since: Sequence[Grown]) -> Progress:
+    """Return the progress with all that followed it."""
+    tokens = tuple(itertools.chain(known.tokens, *(grown.tokens for grown in since)))
+    if any(grown.log_probs is None for grown in since):
+        return Progress(tokens)
+    return Progress(tokens, list(itertools.chain(known.log_probs or (), *(grown.log_probs for grown in since))))

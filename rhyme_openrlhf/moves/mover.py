@@ -196,7 +196,7 @@ class Mover:
         if engine is None:
             raise MoveRefused(f"sample {sample.name} is on no engine")
         source = self._place(engine)
-        context = len(sample.request.prompt) + len(sample.known.tokens)
+        context = len(sample.request.prompt) + sample.known_tokens
         choice = self._choose(context, engine, destination)
         near = self._node(engine) == self._node(destination)
         in_turns = convoy is not None and convoy.in_turns
@@ -230,7 +230,7 @@ class Mover:
         await self._clean_up(move, way)
         if move.phase in MOVED and way.stopped is not None:
             way.downtime = await self._until_first_token(move, way, way.stopped.at)
-        tokens = len(sample.request.prompt) + len(sample.known.tokens)
+        tokens = len(sample.request.prompt) + sample.known_tokens
         done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice, sample.request.group)
         self._record(done)
         return done
@@ -302,7 +302,7 @@ class Mover:
 
     async def _reserve(self, move: Move, way: _Way) -> tuple[Reply, str]:
         # What it grows by on the way is added when it is stopped.
-        tokens = len(way.sample.request.prompt) + len(way.sample.known.tokens) + 1
+        tokens = len(way.sample.request.prompt) + way.sample.known_tokens + 1
         refused = await self._call(move.destination, SampleCalls.hold_room, way.room, tokens)
         return (Reply.REFUSED if refused else Reply.DONE), refused
 

@@ -453,7 +453,7 @@ class TpSwitcher:
 
     def _unfinished(self, sample: KeptSample, contexts: Mapping[str, int]) -> Unfinished:
         prompt = len(sample.request.prompt)
-        context = max(contexts.get(sample.place, 0), prompt + len(sample.known.tokens))
+        context = max(contexts.get(sample.place, 0), prompt + sample.known_tokens)
         return Unfinished(context - prompt, context, self._lengths.get(sample.request.history or "", ()))
 
     # --- the switch
@@ -467,7 +467,7 @@ class TpSwitcher:
         engines = self._nodes[node][target]
         ways = [
             self._carry(samples[place], engines[engine], convoy)
-            for place, engine in in_turn([len(sample.known.tokens) for sample in samples], len(engines))
+            for place, engine in in_turn([sample.known_tokens for sample in samples], len(engines))
         ]
         _, *records = await asyncio.gather(self._tell(engines, DeviceCalls.begin_switch), *ways)
         moved = [record for record in records if record is not None and record.move.phase in MOVED]

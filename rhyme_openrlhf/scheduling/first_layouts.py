@@ -18,9 +18,10 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,23 +64,21 @@ def first_layouts(
     if len(lengths) * samples > nodes * layouts[0].engines * seats:
         return None
     step = _Step(layouts, lengths, samples, switch_seconds)
-    everywhere = step.aligned(0, nodes)
+    alike = step.rest(0, nodes).seconds()
     best: _Plan | None = None
-    seconds = everywhere.seconds
     for place, large in itertools.product(larger(0, layouts), _doubled(nodes)):
-        for plan in step.divided(place, large, nodes - large, seats, kv_tokens[place]):
-            if plan.seconds < seconds and plan.first.fits(seats, kv_tokens[place]) and plan.rest.fits(seats):
-                best, seconds = plan, plan.seconds
+        limit = alike if best is None else best.seconds
+        best = step.divided(place, large, nodes - large, seats, kv_tokens[place], limit) or best
     if best is None:
         return None
     chosen = [(0, 0)] * len(lengths)
-    count, alike = len(best.first.engines), nodes - best.large
+    count, as_usual = len(best.first.engines), nodes - best.large
     for prompt, engine in zip(step.order[:count], best.first.engines, strict=True):
         node, of_node = divmod(engine, layouts[best.place].engines)
-        chosen[prompt] = (alike + node, of_node)
-    for prompt, engine in zip(step.order[count:], best.rest.engines, strict=True):
+        chosen[prompt] = (as_usual + node, of_node)
+    for prompt, engine in zip(step.order[count:], best.rest, strict=True):
         chosen[prompt] = divmod(engine, layouts[0].engines)
-    return FirstLayouts((0,) * alike + (best.place,) * best.large, tuple(chosen), seconds, everywhere.seconds)
+    return FirstLayouts((0,) * as_usual + (best.place,) * best.large, tuple(chosen), best.seconds, alike)
 
 
 def _doubled(below: int) -> Iterator[int]:
@@ -91,31 +90,77 @@ def _doubled(below: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Some prompts of a step on engines of one layout: the engine of each, and what is predicted."""
+class _First:
+    """The longest prompts on engines of a larger layout: the engine of each, and what is predicted."""
 
     engines: Sequence[int]
     seconds: float
     most_samples: int
-    most_tokens: int = 0
+    most_tokens: int
 
-    def fits(self, seats: int, kv_tokens: int = 0) -> bool:
+    def fits(self, seats: int, kv_tokens: int) -> bool:
         """Return whether no sample waits for a seat, and each engine holds its tokens."""
         return self.most_samples <= seats and self.most_tokens <= kv_tokens
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The longest prompts on `large` nodes that begin with the layout at `place`, and the rest on the others."""
+    """The longest prompts on `large` nodes that begin with the layout at `place`; the engines of the rest."""
 
     place: int
     large: int
-    first: _Part
-    rest: _Part
+    first: _First
+    rest: Sequence[int]
+    seconds: float
 
-    @property
+
+class _Rest:
+    """The other prompts on nodes of the aligned layout, each with its best switch; a node is predicted when needed."""
+
+    def __init__(
+        self,
+        engines: Sequence[int],
+        layouts: Sequence[Layout],
+        switch_seconds: SwitchSeconds,
+        contexts: NDArray[np.int64],
+        remaining: NDArray[np.int64],
+    ) -> None:
+        """`engines`: of each prompt; the samples' `contexts` and `remaining` tokens are in the prompts' order."""
+        self.engines = engines
+        self._layouts, self._switch_seconds = layouts, switch_seconds
+        self._contexts, self._remaining = contexts, remaining
+        self._of_sample = np.repeat(engines, len(contexts) // len(engines))
+        self.most_samples = int(np.bincount(self._of_sample).max())
+        nodes = self._of_sample // layouts[0].engines
+        order = nodes.argsort(kind="stable")
+        numbers, begins = np.unique(nodes[order], return_index=True)
+        self._samples = dict(zip(numbers.tolist(), np.split(order, begins[1:]), strict=True))
+        self._known: dict[int, float] = {}
+
+    def node(self, node: int) -> float:
+        """Return the predicted seconds of a node, 0 without samples."""
+        if node not in self._known:
+            own = self._samples.get(node)
+            self._known[node] = 0.0 if own is None else self._predicted(own)
+        return self._known[node]
+
+    def longer(self, seconds: float, among: Iterable[int]) -> int | None:
+        """Return the first of these nodes that takes longer than `seconds`, None without one."""
+        return next((node for node in among if self.node(node) > seconds), None)
+
     def seconds(self) -> float:
-        return max(self.first.seconds, self.rest.seconds)
+        """Return the predicted seconds of the longest node."""
+        return max(map(self.node, self._samples))
+
+    def _predicted(self, own: NDArray[np.intp]) -> float:
+        return least_seconds(
+            0,
+            self._layouts,
+            self._contexts[own],
+            self._remaining[:, own],
+            self._of_sample[own].tolist(),
+            self._switch_seconds,
+        )
 
 
 class _Step:
@@ -138,50 +183,63 @@ class _Step:
         self._contexts = unfinished.contexts
         self._remaining = by_history(unfinished, max(map(max, lengths)))
 
-    def divided(self, place: int, large: int, alike: int, seats: int, kv_tokens: int) -> list[_Plan]:
-        """Return the plans around the number of prompts with which both parts take as long, or the most that fit."""
+    def divided(self, place: int, large: int, alike: int, seats: int, kv_tokens: int, limit: float) -> _Plan | None:
+        """Return the quickest plan of fewer than `limit` seconds; None without one.
 
-        def plan(count: int) -> _Plan:
-            return _Plan(place, large, self.large(count, place, large), self.aligned(count, alike))
-
+        The number of prompts is looked for with which both parts take as long, or the most that fit.
+        """
+        first_of = functools.cache(lambda count: self.first(count, place, large))
+        rest_of = functools.cache(lambda count: self.rest(count, alike))
         # Each of these nodes gets a prompt, as `assign` gives each engine one before any gets two.
         least, most = (large - 1) * self._layouts[place].engines + 1, len(self._work) - 1
         if least > most:
-            return []
-        # The first part takes longer with every prompt more, the rest less.
-        low, high = plan(least), plan(most)
-        while (few := len(low.first.engines)) + 1 < (many := len(high.first.engines)):
-            middle = plan((few + many) // 2)
-            more = middle.first.seconds < middle.rest.seconds and middle.first.fits(seats, kv_tokens)
-            low, high = (middle, high) if more else (low, middle)
-        return [low, high]
+            return None
+        # The first part takes longer with every prompt more, the rest less. Of the rest, one or two nodes are the
+        # longest for nearly every number of prompts: only those are predicted, until another is found to be longer.
+        longest, low = {0: None}, least
+        while True:
+            high = most
+            while low + 1 < high:
+                count = (low + high) // 2
+                first = first_of(count)
+                # From `limit` on more prompts never help.
+                more = first.fits(seats, kv_tokens) and first.seconds < limit
+                if more and rest_of(count).longer(first.seconds, longest) is not None:
+                    low = count
+                else:
+                    high = count
+            first = first_of(high)
+            if first.seconds >= limit or not first.fits(seats, kv_tokens):
+                break
+            longer = rest_of(high).longer(first.seconds, range(alike))
+            if longer is None or longer in longest:
+                break
+            longest[longer] = None
+        best: _Plan | None = None
+        for count in (low, high):
+            first, rest = first_of(count), rest_of(count)
+            if first.seconds >= limit or not first.fits(seats, kv_tokens) or rest.most_samples > seats:
+                continue
+            if any(rest.node(node) >= limit for node in (*longest, *range(alike))):
+                continue
+            limit = max(first.seconds, rest.seconds())
+            best = _Plan(place, large, first, rest.engines, limit)
+        return best
 
-    def large(self, count: int, place: int, nodes: int) -> _Part:
+    def first(self, count: int, place: int, nodes: int) -> _First:
         """Return the first `count` prompts on `nodes` nodes that begin with a larger layout."""
         layout = self._layouts[place]
         engines = assign(self._work[:count], [0.0] * (nodes * layout.engines))
         of_sample = np.repeat(engines, self._samples)
         contexts, remaining = self._of(0, count)
         course = Course(layout, contexts, remaining, of_sample.tolist())
-        tokens = max(int(remaining[:, of_sample == engine].sum(axis=1).max()) for engine in set(engines))
-        return _Part(engines, course.last, int(np.bincount(of_sample).max()), tokens)
+        tokens = max(int(np.bincount(of_sample, weights=of_scenario).max()) for of_scenario in remaining)
+        return _First(engines, course.last, int(np.bincount(of_sample).max()), tokens)
 
-    def aligned(self, first: int, nodes: int) -> _Part:
-        """Return the prompts from `first` on, on `nodes` nodes of the aligned layout, each with its best switch."""
-        layout = self._layouts[0]
-        engines = assign(self._work[first:], [0.0] * (nodes * layout.engines))
-        of_sample = np.repeat(engines, self._samples)
-        contexts, remaining = self._of(first, len(self._work))
-        seconds = 0.0
-        for node in range(nodes):
-            own = of_sample // layout.engines == node
-            if own.any():
-                on = of_sample[own].tolist()
-                seconds = max(
-                    seconds,
-                    least_seconds(0, self._layouts, contexts[own], remaining[:, own], on, self._switch_seconds),
-                )
-        return _Part(engines, seconds, int(np.bincount(of_sample).max()))
+    def rest(self, first: int, nodes: int) -> _Rest:
+        """Return the prompts from `first` on, on `nodes` nodes of the aligned layout."""
+        engines = assign(self._work[first:], [0.0] * (nodes * self._layouts[0].engines))
+        return _Rest(engines, self._layouts, self._switch_seconds, *self._of(first, len(self._work)))
 
     def _of(self, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         part = slice(begin * self._samples, end * self._samples)

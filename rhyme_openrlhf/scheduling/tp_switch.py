@@ -27,6 +27,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -205,7 +206,7 @@ class _Later:
         lefts = [left for left, moment in self.course.fewer if moment < seconds]
         # Where waiting is better at all, the next sample's end is most times a better moment than now.
         parts = itertools.chain((lefts[:1],), _parts(lefts[1:])) if lefts else ()
-        return any(seconds > total for part in parts for place in targets for total in self._seconds(place, part))
+        return any(self._seconds(place, part, seconds) < seconds for part in parts for place in targets)
 
     def least(self, targets: Sequence[int], before: float, limit: float) -> float:
         """Return the least seconds of the stage, after `before` seconds, with a later switch to one of these layouts.
@@ -213,17 +214,25 @@ class _Later:
         Totals from `limit` on are not told apart.
         """
         lefts = [left for left, moment in self.course.fewer if before + moment < limit]
-        found = (before + total for part in _parts(lefts) for place in targets for total in self._seconds(place, part))
-        return min(found, default=limit)
+        least = limit
+        for part in _parts(lefts):
+            for place in targets:
+                least = min(least, before + self._seconds(place, part, least - before))
+        return least
 
-    def _seconds(self, place: int, lefts: Sequence[int]) -> list[float]:
-        """Return the seconds with a switch to the layout at `place`, for each number of samples that are then left."""
+    def _seconds(self, place: int, lefts: Sequence[int], limit: float) -> float:
+        """Return the least seconds with a switch to the layout at `place`, when one of these numbers is left.
+
+        Infinite where none is below `limit`.
+        """
         moments, moved, means, rest = self.course.when(lefts)
         after = evenly(self.layouts[place], means, rest, lefts)
-        return [
-            moment + self.switch_seconds(self.current, place, of_left) + seconds
-            for moment, of_left, seconds in zip(moments, moved, after, strict=True)
-        ]
+        least = math.inf
+        for moment, of_left, seconds in zip(moments, moved, after, strict=True):
+            # What a switch costs takes as long to predict as all else, and it costs no less than nothing.
+            if moment + seconds < min(limit, least):
+                least = min(least, moment + self.switch_seconds(self.current, place, of_left) + seconds)
+        return least
 
 
 def _parts(lefts: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import papers
-from papers import PAGE, end_to_end, sources, stamp
+from papers import PAGE, sources, stamp
+from papers_inputs import end_to_end
 
 
 def test_the_page_is_of_todays_code() -> None:

@@ -14,7 +14,7 @@ import pytest
 from rhyme_openrlhf.engine.messages import Grown, Progress, SampleRequest
 from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.kv.buffer import KvBufferStore
-from rhyme_openrlhf.moves.keeper import SampleKeeper, longer
+from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Mover
 from rhyme_openrlhf.scheduling.move import ENDED, KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
 from tests import virtual_time
@@ -170,8 +170,24 @@ def test_samples_are_told_when_no_engine_is_left(tmp_path: Path) -> None:
 
 
 def test_news_that_overlap_or_leave_a_gap_add_no_wrong_token() -> None:
-    known = Progress((1, 2, 3), [{1: 0}, {2: 0}, {3: 0}])
-    assert longer(known, Grown(3, (4,), [{4: 0}])) == Progress((1, 2, 3, 4), [{1: 0}, {2: 0}, {3: 0}, {4: 0}])
-    assert longer(known, Grown(1, (2, 3, 4), [{2: 0}, {3: 0}, {4: 0}])).tokens == (1, 2, 3, 4)
-    assert longer(known, Grown(4, (5,), [{5: 0}])) == known
-    assert longer(known, Grown(0, (1, 2), [{1: 0}, {2: 0}])) == known
+    loop = asyncio.new_event_loop()
+
+    def grown(*news: Grown) -> KeptSample:
+        sample = KeptSample("0", SampleRequest((1,), None), loop.create_future())
+        sample.known = Progress((1, 2, 3), [{1: 0}, {2: 0}, {3: 0}])
+        for one in news:
+            sample.grow(one)
+        return sample
+
+    four = Progress((1, 2, 3, 4), [{1: 0}, {2: 0}, {3: 0}, {4: 0}])
+    assert grown(Grown(3, (4,), [{4: 0}])).known == four
+    assert grown(Grown(1, (2, 3, 4), [{2: 0}, {3: 0}, {4: 0}])).known == four
+    for old in (Grown(4, (5,), [{5: 0}]), Grown(0, (1, 2), [{1: 0}, {2: 0}]), Grown(3, (), [])):
+        assert grown(old).known == grown().known and grown(old).known_tokens == 3
+    # News after news, also of tokens that are known already.
+    sample = grown(Grown(3, (4,), [{4: 0}]), Grown(3, (4, 5), [{4: 0}, {5: 0}]), Grown(6, (7,), [{7: 0}]))
+    assert sample.known_tokens == 5
+    assert sample.known == Progress((1, 2, 3, 4, 5), [{1: 0}, {2: 0}, {3: 0}, {4: 0}, {5: 0}])
+    sample.grow(Grown(5, (6,), [{6: 0}]))
+    assert sample.known_tokens == 6 == len(sample.known.tokens)
+    loop.close()

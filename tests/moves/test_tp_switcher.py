@@ -190,9 +190,8 @@ def test_a_look_lists_each_layouts_engines_once_however_many_nodes_there_are(mon
     kept: dict[int, list[Any]] = {engine: [] for engine in range(3 * nodes)}
     for engine in range(2 * nodes):
         request = SimpleNamespace(prompt=[1] * 9, history=None, parameters=SimpleNamespace(max_tokens=9000))
-        known = SimpleNamespace(tokens=[1] * 500)
-        kept[engine] = [SimpleNamespace(name=str(engine), engine=engine, place="", moving=False)]
-        kept[engine][0].request, kept[engine][0].known = request, known
+        kept[engine] = [SimpleNamespace(name=str(engine), engine=engine, place="", moving=False, known_tokens=500)]
+        kept[engine][0].request = request
     keeper: Any = SimpleNamespace(engines={n: SimpleNamespace(alive=True) for n in kept}, samples=kept.__getitem__)
     fresh = EngineReports.fresh
 
