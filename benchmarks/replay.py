@@ -168,13 +168,14 @@ def replay(steps: list[list[Record]], drafters: list[Drafter]) -> list[Counter[s
         if number % STEPS_PER_EPOCH == 0:
             epochs.append(Counter())
         for engine, drafter in enumerate(drafters):
-            _rollout(drafter, records[engine :: len(drafters)], epochs[-1])
+            rollout(drafter, records[engine :: len(drafters)], epochs[-1])
         for drafter in drafters:
             drafter.learn(records)
     return epochs
 
 
-def _rollout(drafter: Drafter, records: list[Record], total: Counter[str]) -> None:
+def rollout(drafter: Drafter, records: list[Record], total: Counter[str]) -> None:
+    """Replay what one engine generates in a training step, and add it to the totals."""
     running = [sample for record in records for sample in samples_of(record)]
     drafter.begin(running)
     running = _without_finished(drafter, running)
