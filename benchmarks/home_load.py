@@ -1,4 +1,4 @@
-"""What one home of samples bears: the run's own actor over stand-in engines. Measured, on this machine's clock.
+"""The load that one home of samples bears: the run's own actor over stand-in engines. Measured.
 
     python benchmarks/home_load.py --out home_load.json                    # three sizes, 3 minutes
     python benchmarks/home_load.py --sizes 4096x256 --log-probs
@@ -8,9 +8,11 @@ them, with 8 samples each; a finished prompt is followed by another. Stand-ins o
 are called through Ray as engines are. Each sample gains --rate tokens a second up to a length between --shortest and
 --longest tokens. Stand-ins report news, finished samples and status as an engine does, and refuse to be moved to.
 
-Columns: news a second, and of those that are due (an engine has news every second, and when a sample finishes);
-tokens heard a second; the home's share of one processor; its memory; how late its event loop is; a decision's seconds,
-from the request for reports to the last order; the processor time of the policy in it; a call to the home.
+A prompt's next one comes when all of its samples have finished, so that fewer generate than there are at first.
+
+Columns: samples that generate, in the mean; news and tokens heard a second; the home's share of one processor and its
+memory. Pairs are medians and 95th percentiles: how late the home's event loop is; a decision, from the request for
+reports to the last order; its policy's processor time; a call to the home.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class StandIn:
         self._chance = random.Random(number)
         # By place: when it began, its length, and how many tokens were told.
         self._here: dict[str, list[Any]] = {}
-        self.due = self.told = 0
+        self.told = 0
         self._next = 0.0
 
     def node_id(self) -> str:
@@ -260,12 +262,10 @@ async def measure(home: Any, hosts: list[Any], engines: int, samples: int, optio
     wall = time.monotonic() - began
     news = sum(await asyncio.gather(*(host.news.remote() for host in hosts))) - sum(before)
     load.cancel()
-    # Each engine's news once a second, and with each sample's end at most.
-    mean = (options.shortest + options.longest) / 2
-    due = engines + samples * options.rate / mean
     return {
         "samples": samples, "engines": engines, "log_probs": options.log_probs, "wall_s": wall,
-        "news_per_s": news / wall, "news_due_per_s": due, "tokens_per_s": found["tokens"] / wall,
+        "generating": found["tokens"] / wall / options.rate, "news_per_s": news / wall,
+        "tokens_per_s": found["tokens"] / wall,
         "share": (found["cpu"] - used) / wall, "rss_mb": found["rss"] / 2**20,
         "late_ms": [1e3 * high(found["late"], 0.5), 1e3 * high(found["late"])],
         "decision_ms": [1e3 * high(found["heard"], 0.5), 1e3 * high(found["heard"])],
@@ -298,18 +298,20 @@ def run(samples: int, engines: int, options: argparse.Namespace) -> Any:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the figures as a table; pairs are medians and 95th percentiles."""
     lines = [
-        "| samples | engines | log-probs | news/s (of due) | tokens/s | one processor | memory | loop late | decision "
-        "| its policy | a call |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| samples | generating | engines | log-probs | news/s | tokens/s | one processor | memory | loop late "
+        "| decision | its policy | a call |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         late, decision, policy, call = (
             f"{row[name][0]:.1f}, {row[name][1]:.1f} ms" for name in ("late_ms", "decision_ms", "policy_ms", "call_ms")
         )
+        log_probs = "yes" if row["log_probs"] else "no"
+        log_probs = "yes" if row["log_probs"] else "no"
         lines.append(
-            f"| {row['samples']:,} | {row['engines']} | {'yes' if row['log_probs'] else 'no'} | "
-            f"{row['news_per_s']:.0f} ({row['news_per_s'] / row['news_due_per_s']:.0%}) | {row['tokens_per_s']:,.0f} | "
-            f"{row['share']:.0%} | {row['rss_mb']:,.0f} MB | {late} | {decision} | {policy} | {call} |"
+            f"| {row['samples']:,} | {row['generating']:,.0f} | {row['engines']} | {log_probs} "
+            f"| {row['news_per_s']:.0f} | {row['tokens_per_s']:,.0f} | {row['share']:.0%} "
+            f"| {row['rss_mb']:,.0f} MB | {late} | {decision} | {policy} | {call} |"
         )
     return "\n".join(lines)
 
