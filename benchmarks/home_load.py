@@ -11,8 +11,8 @@ are called through Ray as engines are. Each sample gains --rate tokens a second 
 A prompt's next one comes when all of its samples have finished, so that fewer generate than there are at first.
 
 Columns: samples that generate, in the mean; news and tokens heard a second; the home's share of one processor and its
-memory. Pairs are medians and 95th percentiles: how late the home's event loop is; a decision, from the request for
-reports to the last order; its policy's processor time; a call to the home.
+memory; how late its event loop is. A decision lasts from the request for reports to the last order; its policy is given
+in processor time. The last column is a call to the home. Pairs are medians and 95th percentiles.
 """
 
 from __future__ import annotations
