@@ -124,16 +124,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         engines, clocks = start(folder, options)
         try:
-            for repeat in range(options.repeats):
-                before, now = lengths(options, 1 + repeat)
+            for seed in options.seeds:
+                before, now = lengths(options, seed)
                 took, late, answers = {}, 0.0, []
-                for arm in ARMS if repeat % 2 else ARMS[::-1]:
+                for arm in ARMS if seed % 2 else ARMS[::-1]:
                     then = asyncio.run(late_seconds(engines))
-                    row = run(arm, engines, clocks, folder, (before, now, random.Random(repeat)))
+                    row = run(arm, engines, clocks, folder, (before, now, random.Random(seed)))
                     lately = [end - at for end, at in zip(asyncio.run(late_seconds(engines)), then, strict=True)]
                     answers.append(row.pop("tokens"))
                     took[arm], late = row, max(late, *lately)
-                    rows.append({"repeat": repeat, "late_s": max(lately), **row})
+                    rows.append({"seed": seed, "late_s": max(lately), **row})
                 stage = [
                     Response(place, PROMPT, length, tuple(before[place]))
                     for place, of_prompt in enumerate(now)
@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 simulated.append(alone / ours)
                 rows[-1] |= {"simulated": [alone, ours], "equal": answers[0] == answers[1]}
                 print(
-                    f"| {repeat + 1} | {took['alone']['seconds']:.1f} s | {took['first']['seconds']:.1f} s | "
+                    f"| {seed} | {took['alone']['seconds']:.1f} s | {took['first']['seconds']:.1f} s | "
                     f"{took['first']['larger']} | {gains[-1]:.3f}x | {alone:.1f} and {ours:.1f} s: "
                     f"{simulated[-1]:.3f}x | {late:.1f} s, tokens {'equal' if rows[-1]['equal'] else 'differ'} |",
                     flush=True,
@@ -152,21 +152,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         finally:
             for engine in engines:
                 engine.stop()
-    print(f"median {statistics.median(gains):.3f}x; simulated {statistics.median(simulated):.3f}x")
+    means = statistics.geometric_mean(gains), statistics.geometric_mean(simulated)
+    print(f"mean {means[0]:.3f}x; simulated {means[1]:.3f}x")
     return {"rows": rows, "gains": gains, "simulated": simulated}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("first_layouts_paced.json"))
-    parser.add_argument("--repeats", type=int, default=3, help="loads, each in both arms")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6], help="loads, each in both arms")
     parser.add_argument("--prompts", type=int, default=16, help="of a node")
     parser.add_argument("--samples", type=int, default=8, help="of a prompt")
     parser.add_argument("--longest", type=int, default=160, help="tokens that stand for 16K")
     parser.add_argument("--slower", type=float, default=16.0)
     options = parser.parse_args()
-    conditions = {"kind": "emulated", "cpus": os.cpu_count(), "load_average": os.getloadavg(), **vars(options)}
-    options.out.write_text(json.dumps({**conditions, "out": str(options.out), **measure(options)}) + "\n")
+    conditions = {"kind": "emulated", "cpus": os.cpu_count(), "load_average": os.getloadavg(), "slower": options.slower}
+    options.out.write_text(json.dumps({**conditions, **measure(options)}, default=str) + "\n")
 
 
 if __name__ == "__main__":

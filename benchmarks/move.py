@@ -2,12 +2,14 @@
 
     python benchmarks/move.py cost --out move-cost.json     # a sample's downtime by carrier and context
     python benchmarks/move.py skew [--paced 2] --out ...    # 24 + 1 samples, and 12 + 12; paced to RLHFSpec 3.3
+    python benchmarks/move.py skew --paced 8 --rules throughput 6 19 --counts 24+1 --out ...    # which rule
 
 `cost`: two engines, each with samples that decode. One more sample with a long context moves to and fro, by each
 carrier in turn. No prefix is cached, so each recompute is a whole one. Downtime is from its stop to its first token at
 the other engine. Predictions are a run's own (scheduling/move_costs.py, learnt from the moves before).
 
-`skew`: both engines' samples are equally long; the stage ends with the last one. Arms are interleaved.
+`skew`: both engines' samples are equally long; the stage ends with the last one. Arms are interleaved: without
+reallocation, and by each of --rules, `throughput` or a threshold of samples.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 from rhyme_openrlhf.settings.moves import ReallocationSettings
 
 CARRIERS = (KV_TRANSFER, RECOMPUTE)
+THROUGHPUT = "throughput"
 
 
 # --- what a move costs
@@ -174,7 +177,7 @@ async def stage(session: Session, counts: tuple[int, int], tokens: int, realloca
     held_up = {name: max(sum(one.get(name, [])) for one in added) for name in {n for one in added for n in one}}
     return {
         "seconds": seconds, "before": before, "after": after, "moves": len(session.records),
-        "downtimes": [record.downtime for record in session.records], "threshold": session.reallocator.policy.threshold,
+        "downtimes": [record.downtime for record in session.records],
         "held_up_s": held_up, "overhead": sum(held_up.values()) / seconds,
     }  # fmt: skip
 
@@ -201,17 +204,18 @@ def skew(options: argparse.Namespace) -> dict[str, Any]:
         bench = Bench(settings(path), 1024, 32, Path(folder))
         try:
             profile = papers_profile(options.paced) if options.paced else bench.profile([64, 600], [1, 6, 12, 19, 24])
-            live = ReallocationSettings(enable=True, threshold=options.threshold)
+            arms = ["", *options.rules]
             for repeat in range(options.repeats):
-                for counts in ((24, 1), (12, 12)):
-                    for reallocate in (False, True) if repeat % 2 else (True, False):
+                for counts in options.counts:
+                    for rule in arms if repeat % 2 else arms[::-1]:
 
-                        async def test(session: Session, of: Any = (counts, reallocate)) -> dict[str, Any]:
+                        async def test(session: Session, of: Any = (counts, rule)) -> dict[str, Any]:
                             session.install(profile)
-                            return await stage(session, of[0], options.tokens, of[1])
+                            return await stage(session, of[0], options.tokens, bool(of[1]))
 
-                        row = bench.run(test, live)
-                        rows.append({"counts": counts, "reallocate": reallocate, "repeat": repeat, **row})
+                        threshold = 0 if rule in ("", THROUGHPUT) else int(rule)
+                        row = bench.run(test, ReallocationSettings(enable=True, threshold=threshold))
+                        rows.append({"counts": counts, "rule": rule, "repeat": repeat, **row})
                         print(json.dumps(rows[-1]), flush=True)
         finally:
             bench.stop()
@@ -219,29 +223,35 @@ def skew(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def skew_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Ratios of stages with and without, repeat by repeat."""
+    """Ratios of stages with and without, repeat by repeat, for each rule."""
     found = {}
-    for counts in sorted({row["counts"] for row in rows}):
+    for counts, rule in dict.fromkeys((row["counts"], row["rule"]) for row in rows if row["rule"]):
         pairs = [
             tuple(
-                next(r for r in rows if (r["counts"], r["reallocate"], r["repeat"]) == (counts, on, repeat))
-                for on in (False, True)
+                next(r for r in rows if (r["counts"], r["rule"], r["repeat"]) == (counts, of, repeat))
+                for of in ("", rule)
             )
             for repeat in sorted({row["repeat"] for row in rows})
         ]
         faster = [off["seconds"] / on["seconds"] for off, on in pairs]
         gained = [on["after"] / on["before"] for _, on in pairs]
-        name = f"{counts[0]} + {counts[1]}"
+        name = f"{counts[0]} + {counts[1]}, {rule}"
         found[name] = {
             "stage_without_s": statistics.median(off["seconds"] for off, _ in pairs),
             "stage_with_s": statistics.median(on["seconds"] for _, on in pairs),
             "stage_ratio": statistics.median(faster), "stage_ratios": faster,
             "throughput_ratio": statistics.median(gained), "throughput_ratios": gained,
-            "moves": [on["moves"] for _, on in pairs], "thresholds": [on["threshold"] for _, on in pairs],
+            "moves": [on["moves"] for _, on in pairs],
             "overhead": statistics.median(on["overhead"] for _, on in pairs),
         }  # fmt: skip
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found[name].items()))
     return found
+
+
+def counted(text: str) -> tuple[int, int]:
+    """Return the samples of both engines."""
+    first, second = map(int, text.split("+"))
+    return first, second
 
 
 def main() -> None:
@@ -253,7 +263,8 @@ def main() -> None:
         "--beside", type=int, nargs="+", default=[1, 8], help="cost: samples that decode at each engine"
     )
     parser.add_argument("--tokens", type=int, default=500, help="skew: response tokens of each sample")
-    parser.add_argument("--threshold", type=int, default=0, help="skew: samples; 0: the knee")
+    parser.add_argument("--rules", nargs="+", default=[THROUGHPUT], help="skew: throughput, or thresholds in samples")
+    parser.add_argument("--counts", type=counted, nargs="+", default=[(24, 1), (12, 12)], help="skew: as 24+1")
     parser.add_argument("--paced", type=float, default=0, help="skew: pace to RLHFSpec 3.3, slower by this factor")
     options = parser.parse_args()
     found = cost(options) if options.what == "cost" else skew(options)

@@ -8,6 +8,7 @@ Arms; their order turns with every seed:
 - `sync` and `async`: OpenRLHF's own loops and dispatch on our engines, without drafts (only there is every engine's
   time recorded).
 - `pipeline`: --histopipe.enable without drafts. `drafts`: the same with drafts.
+- `by_load` and `a_group_an_engine`: `pipeline` without rank groups, and with four of them. Its own are two.
 - `async_drafts`: OpenRLHF's asynchronous loop with drafts.
 - `outliers`: `drafts` with --move.enable, so that a sample much longer than its rank group moves.
 - `reallocation`: `sync` with --reallocation.enable.
@@ -68,6 +69,8 @@ ARMS: dict[str, tuple[str, ...]] = {
     "sync": ("--no-histospec.enable",),
     "async": ASYNC,
     "pipeline": (*ASYNC, "--histopipe.enable"),
+    "by_load": (*ASYNC, "--histopipe.enable", "--histopipe.rank_groups", "1"),
+    "a_group_an_engine": (*ASYNC, "--histopipe.enable", "--histopipe.rank_groups", "4"),
     "drafts": ("--train.async_enable", "--histopipe.enable"),
     "async_drafts": ("--train.async_enable",),
     "reallocation": ("--no-histospec.enable", "--reallocation.enable"),
@@ -76,6 +79,8 @@ ARMS: dict[str, tuple[str, ...]] = {
 COMPARED = (
     ("pipeline", "async"),
     ("pipeline", "sync"),
+    ("by_load", "pipeline"),
+    ("a_group_an_engine", "pipeline"),
     ("drafts", "async"),
     ("drafts", "async_drafts"),
     ("outliers", "drafts"),
