@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.scheduling.first_layouts import FirstLayouts, first_layouts
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.transfer_model import TransferModel
+from rhyme_openrlhf.scheduling.first_layouts import FirstLayouts, _Step, first_layouts
 from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.tp_switch import SwitchCost
+from rhyme_openrlhf.simulation import engine_kinds
+from rhyme_openrlhf.simulation.workload import PRESETS, drawn
 
 SAMPLES = 4
 ROOM = (10**9, 10**9)
@@ -88,3 +96,26 @@ def test_a_plan_is_quicker_and_complete(lengths: list[list[int]], nodes: int) ->
         medians[found.layouts[node] == 1].append((ordered[middle] + ordered[~middle]) / 2)
     assert min(medians[True]) >= max(medians[False], default=0)
     assert ask(asked, nodes) == found
+
+
+def test_no_number_of_prompts_is_better() -> None:
+    """With the longest of the nodes that begin as usual not the first one."""
+    nodes, prompts, samples = 4, 60, 8
+    by_size = engine_kinds.load(["pat-a40"])
+    predictors = [Predictor(StepModel(by_size[size])) for size in (2, 8)]
+    layouts = [
+        Layout(size, 8 // size, of.step_seconds, seconds_of=of.seconds_of)
+        for size, of in zip((2, 8), predictors, strict=True)
+    ]
+    cost = SwitchCost().between([TransferModel(by_size[size]) for size in (2, 8)])
+    shape = dataclasses.replace(PRESETS["pat-deepscaler"], within=0.6)
+    lengths = [one.lengths for one in drawn(shape, 1, prompts, samples, 1, 789439).steps[0].prompts]
+    found = first_layouts(nodes, layouts, lengths, samples, 256, ROOM, cost)
+    step = _Step(layouts, lengths, samples, cost)
+    best = min(
+        max(step.first(count, 1, large).seconds, step.rest(count, nodes - large).seconds())
+        for large in (1, 2, 4)
+        if large < nodes
+        for count in range(large, prompts)
+    )
+    assert found is not None and found.seconds <= 1.001 * best
