@@ -112,7 +112,7 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         plan = Plan.of(engine, versions(), SPARSE if sparse else THOROUGH, beside)
         subject = plan.subject
         print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
-        out = out or profiles.folder() / profiles.file_name(subject)
+        out = out or profiles.folder() / profiles.file_name(subject, checked.settings.drafting.model_runner)
         out.parent.mkdir(parents=True, exist_ok=True)
         journal, without_journal = (out.with_name(out.name + end) for end in (".points", ".unspeculated-points"))
         with _Bar(plan.bursts()) as bar:
