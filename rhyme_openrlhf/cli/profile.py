@@ -98,6 +98,7 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         UNSPECULATED,
         MeasureError,
         Plan,
+        disturbed,
         measure,
         with_unspeculated,
     )
@@ -135,6 +136,8 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
     _print_carrying(profile)
     _print_overhead(profile)
     _print_quality(assess(profile))
+    if reason := disturbed(profile):
+        print(f"measure again when the machine is quiet: {reason}")
     print(f"profile: {out}\nrhyme profile show {out}")
     return 0
 
