@@ -6,7 +6,8 @@ The engines are those of `rhyme verify`. Each value of --drafting.runner drafts 
 the run's with --no-histospec.enable, with all that vLLM then chooses (model runner, asynchronous scheduling). At each
 load all generate the same number of samples, in turn. The history is what the same weights answered before, so the
 ratio is an upper bound for training. Without options: the demo's model and prompts; on a GPU engines use CUDA graphs.
-The file is written after each load.
+The file is written after each load. On a GPU each runner's median over the loads is noted in the record of
+`rhyme verify`, by which `--drafting.runner auto` chooses.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +25,9 @@ from typing import Any
 
 from rhyme_openrlhf.cli import demo, train_arguments
 from rhyme_openrlhf.engine.messages import Answer, Request
-from rhyme_openrlhf.platform import run_gpus
+from rhyme_openrlhf.platform import nvidia, run_gpus
 from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2, V2_ASYNC
+from rhyme_openrlhf.verify import record
 from rhyme_openrlhf.verify.bench import Prompt, installed
 from rhyme_openrlhf.verify.engines import Engine, EnginePool
 from rhyme_openrlhf.verify.speed import Round, compare, draft_index, timed
@@ -63,6 +67,16 @@ def measure(
         {"running": running, "runner": runner, "rounds": rounds} | dataclasses.asdict(compare(without[1:], own[1:]))
         for runner, own in found.items()
     ]
+
+
+def note(architecture: str, ranks: int, loads: Sequence[Mapping[str, Any]]) -> None:
+    """Note in this machine's record how fast each runner drafts: the median of its ratios over the loads."""
+    ratios: dict[str, list[float]] = {}
+    for load in loads:
+        ratios.setdefault(load["runner"], []).append(load["ratio"])
+    speeds = {record.Engines(runner, architecture, ranks): statistics.median(own) for runner, own in ratios.items()}
+    file = record.path()
+    record.write(file, record.with_speeds(record.read(file), nvidia.read().gpus[0].name, speeds))
 
 
 def main() -> None:
@@ -113,6 +127,9 @@ def main() -> None:
                     speeds = load["speculating_tokens_per_second"], load["plain_tokens_per_second"]
                     said = f"{speeds[0]:,.0f} tokens/s with drafts, {speeds[1]:,.0f} without: {load['ratio']:.2f} times"
                     print(f"{running:4d} running, {load['runner']}: {said}", flush=True)
+        if gpus and found["loads"] and not os.environ.get("RAY_ADDRESS"):
+            config = preflight.check_model("--actor.model_name_or_path", checked.args.actor.model_name_or_path)
+            note(preflight.architecture_of(config), checked.args.vllm.tensor_parallel_size, found["loads"])
     finally:
         pool.close()
 

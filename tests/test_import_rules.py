@@ -53,6 +53,7 @@ PURE_MODULES = (
     "verify/histories.py",
     "verify/outcome.py",
     "verify/record.py",
+    "verify/runner_choice.py",
     "verify/training_arguments.py",
 )
 

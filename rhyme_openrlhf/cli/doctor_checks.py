@@ -371,7 +371,7 @@ def _verified(facts: Facts, feature: str) -> Check:
     one).
     """
     wanted = "verified on this GPU" if facts.has_gpu else "verified on this CPU"
-    date = record.verified_on(feature, record.proofs_of(facts.verified, facts.device, facts.versions))
+    date = record.verified_on(feature, record.entry_of(facts.verified, facts.device, facts.versions).proofs)
     if date:
         return Check(feature, f"on {facts.device}, {date[:10]}", wanted, OK)
     return Check(feature, f"unverified on {'GPU' if facts.has_gpu else 'CPU'}", wanted, UNVERIFIED, "rhyme verify")

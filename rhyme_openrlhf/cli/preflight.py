@@ -17,12 +17,14 @@ from typing import Any
 from rhyme_openrlhf.cli.preflight_layouts import check_layouts
 from rhyme_openrlhf.cli.preflight_models import (
     PreflightError,
+    architecture_of,
     check_hybrid,
     check_model,
     check_profile,
     check_source,
     check_tensor_parallel,
 )
+from rhyme_openrlhf.cli.preflight_runner import choose_runner
 from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
@@ -50,18 +52,18 @@ if not callable(getattr(module, wanted, None)): sys.exit(f"it defines no {wanted
 class Checked:
     """Results of the checks: the number of training prompts, and the layouts of engines, None for one layout.
 
-    `said`: a sentence on the memory that several layouts take, "" with one.
+    `said`: sentences on the memory that several layouts take, and on the choice of a model runner for drafts.
     """
 
     prompts: int
     layouts: LayoutPlan | None = None
-    said: str = ""
+    said: tuple[str, ...] = ()
 
 
 def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     """Run all checks on upstream's nested arguments. Raises PreflightError for the first that fails.
 
-    Decides 'auto' of --weights.transport in `args`. `on_gpus` is `platform.run_has_gpus()`.
+    Decides 'auto' of --weights.transport and --drafting.runner in `args`. `on_gpus` is `platform.run_has_gpus()`.
     """
     layouts, said = check_features(args, on_gpus)
     _check_reward(args)
@@ -73,10 +75,10 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     return Checked(count, layouts, said)
 
 
-def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[LayoutPlan | None, str]:
-    """Check the model and which features go together; return layouts and what they take of the memory, as `Checked`.
+def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[LayoutPlan | None, tuple[str, ...]]:
+    """Check the model and which features go together; return layouts and sentences, as `Checked`.
 
-    Decides 'auto' of --weights.transport in `args`. Raises PreflightError.
+    Decides 'auto' of --weights.transport and --drafting.runner in `args`. Raises PreflightError.
     """
     decided = RhymeSettings.from_namespace(args).with_transport(on_gpus, lora=args.ds.lora.rank > 0)
     args.weights.transport = decided.weights.transport
@@ -85,12 +87,13 @@ def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[Layout
     check_tensor_parallel(args, config)
     check_profile(args, config, decided.drafting)
     check_source(args, config, decided)
+    args.drafting.runner, why = choose_runner(args, architecture_of(config), decided)
     check_hybrid(args, config, decided.drafting)
     _check_reallocation(args)
     layouts, said = check_layouts(args, config, on_gpus)
     _check_transport(args, on_gpus)
     _check_pipeline(args)
-    return layouts, said
+    return layouts, tuple(filter(None, (said, why)))
 
 
 def check_engines(args: SimpleNamespace) -> None:

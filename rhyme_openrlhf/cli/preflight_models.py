@@ -18,7 +18,7 @@ from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.run import model_shape
 from rhyme_openrlhf.run.resources import MOST_HYBRID_DRAFTS
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, V1, V2_ASYNC, WITH_MODEL, DraftingSettings
+from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 
 
@@ -40,6 +40,11 @@ def check_model(flag: str, path: str | None) -> Any:
     except (OSError, ValueError) as error:
         reason = first_line(error)
         raise PreflightError(f"{flag}: {path} cannot be loaded as a model ({reason})") from error
+
+
+def architecture_of(config: Any) -> str:
+    """Return the architecture that a model's configuration names; "" for none."""
+    return next(iter(getattr(config, "architectures", None) or ()), "")
 
 
 def check_tensor_parallel(args: SimpleNamespace, config: Any) -> None:
@@ -103,8 +108,6 @@ def check_source(args: SimpleNamespace, config: Any, settings: RhymeSettings) ->
     """Check that the draft source suits the run and its policy, whose configuration is `config`."""
     drafting = settings.drafting
     source = f"--drafting.source {drafting.source}"
-    if drafting.runner != V1:
-        _check_second_runner(args, settings)
     if drafting.source == HISTORY:
         return
     if not settings.histospec.enable:
@@ -128,25 +131,6 @@ def check_source(args: SimpleNamespace, config: Any, settings: RhymeSettings) ->
             f"{source} runs on GPUs only: no EAGLE head has been tried on an engine without one; ngram and draft_model "
             "run here"
         )
-
-
-def _check_second_runner(args: SimpleNamespace, settings: RhymeSettings) -> None:
-    """Check that the run can have vLLM's second model runner."""
-    runner = f"--drafting.runner {settings.drafting.runner}"
-    if not settings.histospec.enable:
-        raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
-    if settings.samples_move:
-        raise PreflightError(
-            f"{runner} goes with no moves, which read the state of samples in v1: leave --move.enable, "
-            "--reallocation.enable and --tp_switch.enable out, or the runner"
-        )
-    if settings.drafting.runner == V2_ASYNC and args.vllm.tensor_parallel_size > 1:
-        raise PreflightError(
-            f"{runner} is for engines of one GPU, where drafting and model share a process: take "
-            "--vllm.tensor_parallel_size 1, or --drafting.runner v2"
-        )
-    if not gpu_present():
-        raise PreflightError(f"{runner} needs a GPU: vLLM's second model runner computes with Triton kernels")
 
 
 def _check_vocabulary(args: SimpleNamespace, config: Any, drafting: DraftingSettings, drafter: Any) -> None:

@@ -98,6 +98,7 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         UNSPECULATED,
         MeasureError,
         Plan,
+        disturbed,
         measure,
         with_unspeculated,
     )
@@ -112,7 +113,7 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         plan = Plan.of(engine, versions(), SPARSE if sparse else THOROUGH, beside)
         subject = plan.subject
         print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
-        out = out or profiles.folder() / profiles.file_name(subject)
+        out = out or profiles.folder() / profiles.file_name(subject, checked.settings.drafting.model_runner)
         out.parent.mkdir(parents=True, exist_ok=True)
         journal, without_journal = (out.with_name(out.name + end) for end in (".points", ".unspeculated-points"))
         with _Bar(plan.bursts()) as bar:
@@ -135,6 +136,8 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
     _print_carrying(profile)
     _print_overhead(profile)
     _print_quality(assess(profile))
+    if reason := disturbed(profile):
+        print(f"measure again when the machine is quiet: {reason}")
     print(f"profile: {out}\nrhyme profile show {out}")
     return 0
 

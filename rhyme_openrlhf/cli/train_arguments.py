@@ -65,7 +65,7 @@ def checked(args: SimpleNamespace, settings: RhymeSettings, say: Callable[[str],
             for change in adapt_arguments(args):
                 say(change)
         found = preflight.check(args, on_gpus)
-        settings = settings.with_transport(on_gpus, lora=args.ds.lora.rank > 0)
+        settings = settings.with_transport(on_gpus, lora=args.ds.lora.rank > 0).with_runner(args.drafting.runner)
     except (PlatformError, preflight.PreflightError) as error:
         raise BadInputError(str(error)) from error
     return TrainArguments(args, settings, on_gpus, found)

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     except (BadInputError, preflight_gpus.PreflightError) as error:
         return _refuse(error)
     found = checked.found
-    for sentence in [*said, *filter(None, [found.said, slow])]:
+    for sentence in [*said, *found.said, *filter(None, [slow])]:
         print(sentence)
 
     from rhyme_openrlhf.run.launch import LaunchError, run_training

@@ -91,6 +91,7 @@ def _verify(argv: list[str]) -> int:
     progress = report.Progress()
     facts = gather()
     rows: list[Row] = []
+    engines: record.Engines | None = None
     if INSTALLS in chosen:
         rows += report.run_checks({INSTALLS: lambda: check_installs(facts)}, progress)
     others = [name for name in CHECKS if name in chosen]
@@ -101,7 +102,8 @@ def _verify(argv: list[str]) -> int:
     elif others:
         folder = Path(tempfile.mkdtemp(prefix="rhyme-verify-"))
         try:
-            rows += _run(others, train_argv, folder, progress)
+            found, engines = _run(others, train_argv, folder, progress)
+            rows += found
         except BadInputError as error:
             return _refuse(str(error))
         finally:
@@ -110,7 +112,7 @@ def _verify(argv: list[str]) -> int:
                 print(f"\nlogs of the checks: {folder}")
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-    _finish(rows, facts, argv, Path(options.json))
+    _finish(rows, facts, argv, Path(options.json), engines)
     return 1 if report.failed(rows) else 0
 
 
@@ -169,14 +171,17 @@ def _never() -> Outcome:
     raise AssertionError("a check that is skipped was run")
 
 
-def _run(names: Sequence[str], argv: list[str], folder: Path, progress: report.Progress) -> list[Row]:
+def _run(
+    names: Sequence[str], argv: list[str], folder: Path, progress: report.Progress
+) -> tuple[list[Row], record.Engines]:
+    """Return the outcomes of these checks, and the kind of their engines."""
     progress.enter("prepare")
     progress.say("arguments, model and prompts")
     from rhyme_openrlhf.platform import run_gpus
 
     bench = _bench(argv or demo.arguments(str(folder / "checkpoints"), run_gpus()), folder, progress)
     try:
-        return report.run_checks({name: _bound(CHECKS[name], bench) for name in names}, progress)
+        return report.run_checks({name: _bound(CHECKS[name], bench) for name in names}, progress), bench.engines_kind
     finally:
         bench.close()
 
@@ -198,7 +203,7 @@ def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
 
     try:
         prompts = preflight.some_prompts(checked.args, PROMPTS)
-        parameters = _parameters(checked.args)
+        parameters, architecture = _model(checked.args)
     except preflight.PreflightError as error:
         raise BadInputError(str(error)) from error
     inputs = Inputs(
@@ -207,18 +212,22 @@ def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
         settings=checked.settings,
         prompts=tuple(Prompt(text, tuple(tokens)) for text, tokens in prompts),
         parameters=parameters,
+        architecture=architecture,
         on_gpus=checked.on_gpus,
         folder=folder,
     )
     return Bench(inputs, progress.say)
 
 
-def _parameters(args: SimpleNamespace) -> int:
-    """Count the model's parameters from its configuration alone. Raises PreflightError."""
+def _model(args: SimpleNamespace) -> tuple[int, str]:
+    """Return the model's parameters, counted from its configuration alone, and its architecture.
+
+    Raises PreflightError.
+    """
     import torch
     import transformers
 
-    from rhyme_openrlhf.cli.preflight import PreflightError
+    from rhyme_openrlhf.cli import preflight
 
     config = transformers.AutoConfig.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True)
     try:
@@ -227,11 +236,13 @@ def _parameters(args: SimpleNamespace) -> int:
     except ValueError as error:
         reason = first_line(error)
         path = args.actor.model_name_or_path
-        raise PreflightError(f"--actor.model_name_or_path: {path} is no causal language model ({reason})") from error
-    return sum(parameter.numel() for parameter in model.parameters())
+        raise preflight.PreflightError(
+            f"--actor.model_name_or_path: {path} is no causal language model ({reason})"
+        ) from error
+    return sum(parameter.numel() for parameter in model.parameters()), preflight.architecture_of(config)
 
 
-def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path) -> None:
+def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path, engines: record.Engines | None) -> None:
     """Show the table, write the JSON file and the record."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     about: dict[str, Any] = {
@@ -257,5 +268,6 @@ def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path) -> None:
         return
     with contextlib.suppress(OSError):
         # Without a place for it, the doctor goes on saying "unverified"; the report has been given all the same.
-        entries = record.update(facts.verified, facts.device, facts.versions, [row.outcome for row in rows], date)
+        outcomes = [row.outcome for row in rows]
+        entries = record.update(facts.verified, facts.device, facts.versions, outcomes, date, engines)
         record.write(record.path(), entries)

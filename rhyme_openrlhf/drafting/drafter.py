@@ -160,7 +160,10 @@ class HistoryDrafter(DraftSource):
     def _samples_of(self, requests: Sequence[str]) -> Int64s:
         names, samples = self._last
         if requests != names:
-            samples = np.array([self._sample_of(request) for request in requests], np.int64)
+            try:
+                samples = np.array(list(map(self._samples.__getitem__, requests)), np.int64)
+            except KeyError as error:
+                raise _unknown(error.args[0]) from None
             self._last = list(requests), samples
         return samples
 
@@ -168,4 +171,8 @@ class HistoryDrafter(DraftSource):
         try:
             return self._samples[request]
         except KeyError:
-            raise KeyError(f"request {request} has not started, or has finished") from None
+            raise _unknown(request) from None
+
+
+def _unknown(request: str) -> KeyError:
+    return KeyError(f"request {request} has not started, or has finished")

@@ -111,6 +111,13 @@ class GainMeter:
         in_interval = self._period > 0 and self._stretch_of(number) == INSIDE
         return Ticket(number, self._drafting != in_interval)
 
+    def drafts_soon(self, steps: int) -> bool:
+        """Return whether one of the next `steps` tickets is to have drafts, as far as is known now."""
+        if not self._period:
+            return self._drafting
+        numbers = range(self._asked, self._asked + steps)
+        return any(self._drafting != (self._stretch_of(number) == INSIDE) for number in numbers)
+
     def step(self, number: int, running: int, tokens: int, seconds: float, overhead: float = 1.0) -> str:
         """Compare a step: its ticket's `number`, samples `running`, `tokens` that it gave and `seconds` that it took.
 

@@ -51,17 +51,18 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     if drafting.method:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     more: dict[str, Any] = {}
-    if drafting.runner != V1:
+    runner = drafting.model_runner
+    if runner != V1:
         from rhyme_openrlhf.engine.patches import late_drafts
 
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-        own[RUNNER_KEY] = late_drafts.prepared(drafting.runner)
-        more["async_scheduling"] = drafting.runner == V2_ASYNC
+        own[RUNNER_KEY] = late_drafts.prepared(runner)
+        more["async_scheduling"] = runner == V2_ASYNC
     return {
         "scheduler_cls": SCHEDULER,
         "additional_config": own,
         **more,
-        **graph_arguments(drafting.runner),
+        **graph_arguments(runner),
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,

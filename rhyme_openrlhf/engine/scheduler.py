@@ -174,8 +174,9 @@ class AsyncEngineScheduler(EngineScheduler, AsyncScheduler):
 class LateEngineScheduler(AsyncEngineScheduler):
     """The same with drafts that are made when the tokens of the step before are known (patches/late_drafts.py).
 
-    `schedule` keeps room for them. Parts hear of a step in `fill`, in the order that synchronous scheduling has: what
-    the step before verified and sampled, the drafts, and the step with them.
+    `schedule` keeps room for them. Parts hear of a step in the order that synchronous scheduling has. In `fill`, for
+    which a GPU waits: what the step before verified and sampled, and the drafts. When the forward pass has begun: the
+    step with its drafts.
 
     Raises ValueError where vLLM has the model in another process.
     """
@@ -191,10 +192,32 @@ class LateEngineScheduler(AsyncEngineScheduler):
         # The step that was filled last, and as it was scheduled, until its tokens are known.
         self._step: Any = None
         self._open: Any = None
+        # Whether the parts are still to hear of that step.
+        self._untold = False
         late_drafts.offer(self.vllm_config, self)
 
     def tell_scheduled(self, output: Any) -> None:
         """Tell nothing: the step's drafts are still to come."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule a decode step, when the parts have heard of the one before."""
+        self._tell_filled()
+        return super().schedule(*args, **kwargs)
+
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        """Make the step's grammar masks; its forward pass has begun."""
+        self._tell_filled()
+        return super().get_grammar_bitmask(scheduler_output)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Take in what a step computed, when the parts have heard of the one that runs."""
+        self._tell_filled()
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Any]:
+        """End requests, when the parts have heard of the step that has them."""
+        self._tell_filled()
+        return super().finish_requests(request_ids, finished_status)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -203,12 +226,17 @@ class LateEngineScheduler(AsyncEngineScheduler):
 
     def fill(self, output: Any, requests: list[str], tokens: list[list[int]]) -> Any:
         """Return the scheduled step with its drafts; the step before sampled `tokens` of `requests`."""
+        self._tell_filled()
         if self._open is not None:
             self._heard(requests, tokens)
         self._step = late_drafts.filled(output, self._drafting.draft_late(output))
-        self._open = output
-        super().tell_scheduled(self._step)
+        self._open, self._untold = output, True
         return self._step
+
+    def _tell_filled(self) -> None:
+        if self._untold:
+            self._untold = False
+            super().tell_scheduled(self._step)
 
     def _heard(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         super().tell_verified(self._step, requests, tokens)

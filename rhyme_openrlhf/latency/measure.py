@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
+from rhyme_openrlhf.latency.step_model import assess
 
 
 @dataclass(frozen=True)
@@ -288,6 +289,19 @@ def with_unspeculated(
         raise MeasureError(f"an engine of {plan.subject} is not the one of the profile without speculation")
     found = measure(plan, engine, journal, lambda words: on_point(f"without speculation: {words}"))
     return dataclasses.replace(profile, unspeculated=found.steps)
+
+
+# Times of identical steps spread by 1 to 5 % (`Quality.noise`) on a machine that does little else. What makes all
+# steps equally slow cannot be seen.
+MOST_NOISE = 0.1
+
+
+def disturbed(profile: Profile) -> str:
+    """Return a clause that says that something else ran while `profile` was measured; "" if nothing seems to have."""
+    noise = assess(profile).noise
+    if noise <= MOST_NOISE:
+        return ""
+    return f"times of identical steps spread by {noise:.0%}, more than {MOST_NOISE:.0%}, as where something else runs"
 
 
 @dataclass(frozen=True)

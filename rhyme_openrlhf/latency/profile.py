@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rhyme_openrlhf.settings.drafting import HISTORY, DraftingSettings
+from rhyme_openrlhf.settings.drafting import HISTORY, V1, DraftingSettings
 from rhyme_openrlhf.user_cache import user_cache
 
 FORMAT = 1
@@ -305,9 +305,11 @@ def hardware_name(gpus: tuple[str, ...]) -> str:
     return f"{found[1] if found else platform.machine()}, {os.cpu_count()} cores"
 
 
-def file_name(subject: Subject) -> str:
-    """Return a file name for the subject's profile."""
+def file_name(subject: Subject, runner: str = V1) -> str:
+    """Return a file name for the subject's profile; each model runner of drafts has its own."""
     words = f"{subject.model} {subject.hardware} {subject.dtype} tp{subject.tensor_parallel_size}"
+    if runner != V1:
+        words += f" {runner}"
     return re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-").lower() + ".json"
 
 

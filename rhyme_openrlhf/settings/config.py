@@ -80,6 +80,10 @@ class RhymeSettings:
         weights = dataclasses.replace(self.weights, transport=BUFFER if needs_buffer else OPENRLHF)
         return dataclasses.replace(self, weights=weights)
 
+    def with_runner(self, runner: str) -> RhymeSettings:
+        """Return these settings with 'auto' of --drafting.runner decided."""
+        return dataclasses.replace(self, drafting=dataclasses.replace(self.drafting, runner=runner))
+
     @property
     def weight_transport(self) -> str:
         """The transport of weights; an undecided 'auto' is the buffer."""

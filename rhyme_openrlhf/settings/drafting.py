@@ -16,7 +16,8 @@ BOTH = tuple(f"{HISTORY}+{method}" for method in (DRAFT_MODEL, EAGLE3))
 SOURCES = (HISTORY, NGRAM, DRAFT_MODEL, EAGLE3, *BOTH)
 # vLLM's methods that load a model beside the policy.
 WITH_MODEL = (DRAFT_MODEL, EAGLE3)
-# vLLM's model runners.
+# vLLM's model runners, and the choice that cli/preflight_runner.py makes of them.
+AUTO = "auto"
 V1, V2, V2_ASYNC = "v1", "v2", "v2-async"
 # What proposes in vLLM's worker; other sources propose in the scheduler.
 VLLM_METHODS = (NGRAM, *WITH_MODEL)
@@ -124,11 +125,12 @@ class DraftingSettings(Settings):
         expert=True,
     )
     runner: str = option(
-        V1,
-        "vLLM's model runner in engines that draft from history. 'v2' is vLLM's own choice on a GPU for an engine "
-        "without drafts. With drafts its scheduling is synchronous, as in 'v1'; with 'v2-async', for engines of one "
-        "GPU, it stays asynchronous. No GPU has run 'v2-async' yet.",
-        choices=(V1, V2, V2_ASYNC),
+        AUTO,
+        "vLLM's model runner in engines that draft from history. 'auto': 'v1', but on a GPU 'v2' or 'v2-async' where "
+        "`rhyme verify` has passed with it, for the same model architecture. 'v2' is vLLM's own choice on a GPU for an "
+        "engine without drafts. With drafts its scheduling is synchronous, as in 'v1'; with 'v2-async', for engines of "
+        "one GPU, it stays asynchronous. No GPU has run 'v2-async' yet.",
+        choices=(AUTO, V1, V2, V2_ASYNC),
         expert=True,
     )
     within_graphs: bool = option(
@@ -156,8 +158,13 @@ class DraftingSettings(Settings):
         """vLLM's method that proposes drafts in its worker; "" for history alone."""
         return self.source.removeprefix(HISTORY).removeprefix("+")
 
+    @property
+    def model_runner(self) -> str:
+        """The model runner; an undecided 'auto' is V1."""
+        return V1 if self.runner == AUTO else self.runner
+
     def check(self) -> None:
-        if self.runner != V1 and self.source != HISTORY:
+        if self.model_runner != V1 and self.source != HISTORY:
             raise SettingsError(
                 f"--drafting.runner {self.runner} needs --drafting.source history, not {self.source}, whose drafts can "
                 "be cut on v1 alone"

@@ -40,7 +40,7 @@ from rhyme_openrlhf.engine.factory import EngineFactory
 from rhyme_openrlhf.engine.port import MeasuredEngine
 from rhyme_openrlhf.engine_errors import EngineCallError, leave_out_lost
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.measure import QUICKLY, MeasureError, Plan, measure
+from rhyme_openrlhf.latency.measure import QUICKLY, MeasureError, Plan, disturbed, measure
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, check_nodes
 from rhyme_openrlhf.settings.latency import AUTO
@@ -216,6 +216,8 @@ def _kept_or_quick(
         except ProfileError as error:
             say("warning", f"{error} It is replaced.")
         else:
+            if reason := disturbed(kept):
+                say("warning", f"{path} should be measured again with `rhyme profile`: its {reason}")
             say("info", f"drafts follow the step times of {path}")
             completed = _with_unspeculated(kept, engine, say)
             if completed != kept:
@@ -230,12 +232,15 @@ def _kept_or_quick(
         services.record(Measuring(total, total), SOURCE)
     profile = _with_unspeculated(profile, engine, say)
     text = profiles.to_text(profile)
-    engine.keep_profile(text)
-    say(
-        "info",
+    now = (
         f"drafts follow step times that were measured now, at {len(profile.steps)} points in "
-        f"{time.monotonic() - began:.0f} s, and are kept as {path} (`rhyme profile` measures more)",
+        f"{time.monotonic() - began:.0f} s, and are"
     )
+    if reason := disturbed(profile):
+        say("warning", f"{now} not kept for later runs: {reason}")
+    else:
+        engine.keep_profile(text)
+        say("info", f"{now} kept as {path} (`rhyme profile` measures more)")
     return text
 
 

@@ -11,12 +11,12 @@ import pytest
 from transformers import AutoConfig
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.cli import preflight, preflight_models, train_ppo_ray, upstream
+from rhyme_openrlhf.cli import preflight, preflight_models, preflight_runner, train_ppo_ray, upstream
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import model_name
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import DraftingSettings
+from rhyme_openrlhf.settings.drafting import V1, DraftingSettings
 from tests.latency import formula
 
 pytest.importorskip("openrlhf")
@@ -65,7 +65,7 @@ def test_weights_go_by_what_the_machine_and_the_run_need(
     settings = RhymeSettings.from_namespace(args)
     preflight.check(args, on_gpus)
     assert args.weights.transport == taken
-    decided = settings.with_transport(on_gpus, lora="--ds.lora.rank" in flags)
+    decided = settings.with_transport(on_gpus, lora="--ds.lora.rank" in flags).with_runner(V1)
     assert decided == RhymeSettings.from_namespace(args)
     assert decided.weights_by_buffer == (taken == "buffer")
 
@@ -300,10 +300,10 @@ def test_the_second_model_runner_needs_a_gpu_and_samples_that_stay(
     def with_second(*flags: str) -> None:
         preflight.check(upstream.parse([*arguments(str(tmp_path)), "--drafting.runner", "v2", *flags]))
 
-    monkeypatch.setattr(preflight_models, "gpu_present", lambda: False)
+    monkeypatch.setattr(preflight_runner, "gpu_present", lambda: False)
     with pytest.raises(preflight.PreflightError, match="needs a GPU"):
         with_second()
-    monkeypatch.setattr(preflight_models, "gpu_present", lambda: True)
+    monkeypatch.setattr(preflight_runner, "gpu_present", lambda: True)
     with_second()
     with pytest.raises(preflight.PreflightError, match="goes with no moves"):
         with_second("--move.enable")

@@ -24,6 +24,7 @@ class Bench:
     """Stands for what the checks work on."""
 
     closed = 0
+    engines_kind = record.Engines("v1", "Model", 1)
 
     def close(self) -> None:
         type(self).closed += 1
@@ -100,6 +101,17 @@ def test_a_failing_check_stops_no_other_and_is_told_by_exit_code_and_record(
     # The logs that explain it are there.
     assert Bench.closed == 2 and machine["folder"].exists()
     machine["folder"].rmdir()
+
+
+def test_what_is_proved_with_the_second_runner_is_noted_apart(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "engines_kind", record.Engines("v2", "Model", 1))
+    machine["results"] = {"speed": Outcome("speed", "informative", "why", speed=1.5)}
+    assert verify.main([]) == 0
+    (entry,) = record.read(record.path())
+    assert "proof-greedy with v2, Model, TP 1" in entry.proofs and "proof-greedy" not in entry.proofs
+    assert entry.speeds == {"v2, Model, TP 1": 1.5}
 
 
 def test_some_checks_alone_with_the_users_options(machine: dict[str, Any], tmp_path: Path) -> None:

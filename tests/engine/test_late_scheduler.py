@@ -214,3 +214,42 @@ def test_dummies_fill_the_room_of_a_measured_step(engines: Any) -> None:
     engine.scheduler.timing.force_drafts(None)
     assert {len(draft) for at, draft in engine.within_texts()["sample"] if at < 16} == {3}
     assert {step.drafts for step in engine.scheduler.timing.take_steps()} <= {1, 2, 3}
+
+
+def test_room_is_released_while_drafts_are_left_out(engines: Any) -> None:
+    engine, history = engines[1], list(range(40, 90))
+    engine.fresh(history)
+    gain = engine.scheduler.drafting.gain = GainMeter(0.1)
+    gain._switch(False)
+    engine.add("sample", list(history))
+    under_way: list[tuple[Any, ModelRunnerOutput]] = []
+    rooms: dict[int, int] = {}
+    while engine.scheduler.has_requests() or under_way:
+        engine.step(under_way)
+        if under_way:
+            rooms[gain._asked] = len(under_way[-1][0].scheduled_spec_decode_tokens.get("sample", ()))
+    # Drafts are tried in an interval (steps 32 to 35 of 40), and its room comes some steps ahead of it.
+    assert {room for asked, room in rooms.items() if asked < 28} == {0}
+    tried = [at for at, draft in engine.within_texts()["sample"]]
+    assert tried and tried[0] == 33
+
+
+def test_room_takes_no_block_that_another_sample_may_need(engines: Any) -> None:
+    """With no free block left a sample keeps its drafts within the blocks that it has."""
+    engine, history = engines[1], list(range(40, 90))
+    engine.fresh(history)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    engine.add("sample", list(history))
+    under_way: list[tuple[Any, ModelRunnerOutput]] = []
+    engine.step(under_way)
+    taken = pool.get_new_blocks(pool.get_num_free_blocks())
+    request = engine.scheduler.requests["sample"]
+    has = engine.scheduler.block_size * len(engine.scheduler.kv_cache_manager.get_block_ids("sample")[0])
+    for _ in range(3):
+        engine.step(under_way)
+        assert request.num_computed_tokens <= has
+    pool.free_blocks(taken)
+    while engine.scheduler.has_requests() or under_way:
+        engine.step(under_way)
+    drafted = engine.within_texts()["sample"]
+    assert all(draft == history[at : at + len(draft)] for at, draft in drafted) and drafted

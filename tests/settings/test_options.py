@@ -28,7 +28,7 @@ FROZEN = {
     "--drafting.source": "history",
     "--drafting.model": "",
     "--drafting.tokens": 4,
-    "--drafting.runner": "v1",
+    "--drafting.runner": "auto",
     "--drafting.within_graphs": True,
     "--drafting.probe_share": 0.01,
     "--latency.profile": "auto",

@@ -119,6 +119,27 @@ def test_without_a_profile_one_is_measured_kept_and_given_to_every_engine(monkey
     assert again.installed == engines[0].kept
 
 
+def test_step_times_of_a_busy_machine_are_used_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(FormulaEngine):
+        """Every third burst takes twice as long."""
+
+        calls = 0
+
+        def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
+            self.calls += 1
+            slower = 1 + (self.calls % 3 == 0)
+            return [(*step[:3], step[3] * slower) for step in super().decode_steps(shape, steps)]
+
+    engine = Busy()
+    (said,) = install(monkeypatch, [engine])
+    assert said.startswith("warning: drafts follow step times that were measured now") and "not kept" in said
+    assert "times of identical steps spread by" in said and engine.installed and not engine.kept
+    # One that `rhyme profile` has kept is named.
+    kept = FormulaEngine(kept=engine.installed)
+    warned, used = install(monkeypatch, [kept])
+    assert "kept.json should be measured again" in warned and "of kept.json" in used
+
+
 def test_measuring_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FormulaEngine()
     measured = [event for event in recorded(monkeypatch, [engine]) if isinstance(event, Measuring)]

@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.verify.outcome import Outcome, Result
-from rhyme_openrlhf.verify.record import Entry, path, proofs_of, read, update, verified_on, write
+from rhyme_openrlhf.verify.record import (
+    Engines,
+    Entry,
+    entry_of,
+    installed,
+    path,
+    read,
+    update,
+    verified_on,
+    with_speeds,
+    write,
+)
 
 VERSIONS = {"rhyme-openrlhf": "0.1.0", "openrlhf": "0.11.2", "vllm": "0.29.0", "torch": "2.13.0", "numpy": "2.3.0"}
 GREEDY, SAMPLED = "lossless-greedy", "lossless-sampled"
@@ -19,30 +30,52 @@ def outcome(proves: str, result: Result) -> Outcome:
 
 def test_proofs_add_up_over_calls_and_failures_take_them_back() -> None:
     entries = update([], "H", VERSIONS, [outcome(GREEDY, "ok"), outcome("", "ok")], "2026-01-01")
-    assert proofs_of(entries, "H", VERSIONS) == {GREEDY: "2026-01-01"}
-    assert verified_on("history speculation", proofs_of(entries, "H", VERSIONS)) == ""
+    assert entry_of(entries, "H", VERSIONS).proofs == {GREEDY: "2026-01-01"}
+    assert verified_on("history speculation", entry_of(entries, "H", VERSIONS).proofs) == ""
     entries = update(entries, "H", VERSIONS, [outcome(SAMPLED, "ok")], "2026-01-02")
-    assert verified_on("history speculation", proofs_of(entries, "H", VERSIONS)) == "2026-01-02"
+    assert verified_on("history speculation", entry_of(entries, "H", VERSIONS).proofs) == "2026-01-02"
     for no_proof in ("skipped", "informative"):
         assert update(entries, "H", VERSIONS, [outcome(GREEDY, no_proof)], "2026-01-03") == entries  # type: ignore[arg-type]
     entries = update(entries, "H", VERSIONS, [outcome(GREEDY, "failed")], "2026-01-03")
-    assert proofs_of(entries, "H", VERSIONS) == {SAMPLED: "2026-01-02"}
+    assert entry_of(entries, "H", VERSIONS).proofs == {SAMPLED: "2026-01-02"}
 
 
 def test_other_versions_of_what_decides_start_anew_and_other_devices_stay() -> None:
     entries = update([], "H", VERSIONS, [outcome(GREEDY, "ok")], "2026-01-01")
     entries = update(entries, "CPU", VERSIONS, [outcome(GREEDY, "ok")], "2026-01-02")
-    assert proofs_of(entries, "H", {**VERSIONS, "numpy": "9"}) == {GREEDY: "2026-01-01"}
+    assert entry_of(entries, "H", {**VERSIONS, "numpy": "9"}).proofs == {GREEDY: "2026-01-01"}
     newer = {**VERSIONS, "vllm": "0.30.0"}
-    assert proofs_of(entries, "H", newer) == {}
+    assert entry_of(entries, "H", newer).proofs == {}
     entries = update(entries, "H", newer, [outcome(SAMPLED, "ok")], "2026-01-03")
-    assert proofs_of(entries, "H", newer) == {SAMPLED: "2026-01-03"}
-    assert proofs_of(entries, "CPU", VERSIONS) == {GREEDY: "2026-01-02"} and len(entries) == 2
+    assert entry_of(entries, "H", newer).proofs == {SAMPLED: "2026-01-03"}
+    assert entry_of(entries, "CPU", VERSIONS).proofs == {GREEDY: "2026-01-02"} and len(entries) == 2
+
+
+def test_the_second_runner_has_proofs_of_its_own() -> None:
+    v2 = Engines("v2", "A", 1)
+    entries = update([], "H", VERSIONS, [outcome(GREEDY, "ok"), outcome(SAMPLED, "ok")], "2026-01-02")
+    entries = update(entries, "H", VERSIONS, [outcome(GREEDY, "failed")], "2026-01-03", v2)
+    assert verified_on("history speculation", entry_of(entries, "H", VERSIONS).proofs) == "2026-01-02"
+    entries = update([], "H", VERSIONS, [outcome(GREEDY, "ok")], "2026-01-02", v2)
+    entries = update(entries, "H", VERSIONS, [outcome(SAMPLED, "ok")], "2026-01-02")
+    # One with each is no whole proof.
+    assert verified_on("history speculation", entry_of(entries, "H", VERSIONS).proofs) == ""
+    entries = update(entries, "H", VERSIONS, [outcome(SAMPLED, "ok")], "2026-01-04", v2)
+    assert verified_on("history speculation", entry_of(entries, "H", VERSIONS).proofs) == "2026-01-04"
+
+
+def test_speeds_are_kept_by_engines() -> None:
+    v1, v2 = Engines("v1", "A", 1), Engines("v2", "A", 1)
+    entries = update([], "H", VERSIONS, [Outcome("speed", "informative", speed=1.1)], "2026-01-02", v1)
+    assert entry_of(entries, "H", VERSIONS).speeds == {"v1, A, TP 1": 1.1}
+    entries = with_speeds([Entry("H", installed(), {GREEDY: "2026-01-01"}, {"v1, A, TP 1": 1.1})], "H", {v2: 1.3})
+    found = entry_of(entries, "H", installed())
+    assert found.speeds == {"v1, A, TP 1": 1.1, "v2, A, TP 1": 1.3} and found.proofs
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "new" / "verified.json"
-    entries = [Entry("H", {"torch": "2.13.0"}, {GREEDY: "2026-01-01"})]
+    entries = [Entry("H", {"torch": "2.13.0"}, {GREEDY: "2026-01-01"}, {"v2, A, TP 1": 1.2})]
     write(file, entries)
     assert read(file) == entries
     assert [found.name for found in file.parent.iterdir()] == ["verified.json"]

@@ -222,7 +222,7 @@ class Measuring(Part):
         return self._step_times
 
     async def _profile_path(self) -> Path:
-        return profiles.folder() / profiles.file_name(await self.subject())
+        return profiles.folder() / profiles.file_name(await self.subject(), self.engine.rhyme.drafting.model_runner)
 
 
 def _packed(buckets: tuple[Bucket, ...], tensors: dict[str, torch.Tensor]) -> Iterator[np.ndarray]:

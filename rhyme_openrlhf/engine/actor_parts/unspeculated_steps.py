@@ -58,7 +58,8 @@ def are_wanted(rhyme: RhymeSettings, index: int, arguments: Mapping[str, Any]) -
         arguments["tensor_parallel_size"],
     )
     try:
-        return not profiles.read(profiles.folder() / profiles.file_name(subject)).unspeculated
+        kept = profiles.folder() / profiles.file_name(subject, rhyme.drafting.model_runner)
+        return not profiles.read(kept).unspeculated
     except ProfileError:
         return True
 

@@ -57,11 +57,9 @@ def late_of(runner: Any) -> Late | None:
 
 def filled(output: Any, drafts: Mapping[str, list[int]]) -> Any:
     """Return a copy of a scheduled step with these drafts in the place of its room; `output` stays as it is."""
-    room = output.scheduled_spec_decode_tokens
-    tokens = output.num_scheduled_tokens | {
-        name: output.num_scheduled_tokens[name] - len(places) + len(drafts.get(name, ()))
-        for name, places in room.items()
-    }
+    tokens = output.num_scheduled_tokens.copy()
+    for name, places in output.scheduled_spec_decode_tokens.items():
+        tokens[name] += len(drafts.get(name, ())) - len(places)
     step = copy.copy(output)
     step.num_scheduled_tokens, step.total_num_scheduled_tokens = tokens, sum(tokens.values())
     step.scheduled_spec_decode_tokens = {name: draft for name, draft in drafts.items() if draft}

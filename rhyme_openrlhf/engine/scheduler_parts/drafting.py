@@ -64,6 +64,8 @@ SOURCES: dict[str, Callable[[HistoSpecSettings, DraftingSettings], DraftSource]]
         ),
     ),
 }
+# Steps that room is kept for ahead of their tickets: the one that is filled next, the one after it, and one to spare.
+ROOM_AHEAD = 3
 # A draft token of a measured step: any token of any vocabulary.
 DUMMY = 1
 
@@ -191,42 +193,60 @@ class Drafting(Part):
             and request.status is running
             and not request.is_prefill_chunk
         ]
-        self._set_drafts(decoding, self._planned(decoding, started))
+        decoding_names = [request.request_id for request in decoding]
+        self._set_drafts(decoding, self._planned(decoding_names, bool(decoding), started))
         for request_id in self._ruled:
             self._cut_by_grammar(requests[request_id])
         self._meter.add_draft_seconds(time.perf_counter() - started)
 
-    def _planned(self, decoding: Sequence[Any], started: float) -> list[list[int]]:
-        """Return the draft of each request, when the step before has been learnt from."""
+    def _planned(self, names: list[str], decodes: bool, started: float) -> list[list[int]]:
+        """Return the draft of each request, in a step that `decodes`, when the step before has been learnt from."""
         # Before the next step is planned, so that it is planned by what the last one took.
         if self.source.planner is not None and (step := self._clock.planned(started)) is not None:
             self.source.planner.took(*step)
-        self._ticket = self.gain.ask() if decoding else None
-        return self._drafts(decoding)
+        self._ticket = self.gain.ask() if decodes else None
+        return self._drafts(names)
 
     # --- where steps are scheduled before their drafts are known (LateEngineScheduler)
 
     def keep_room(self, requests: Sequence[Any]) -> None:
         """Keep room for drafts with these requests, alike for all; none where a grammar would have to see them.
 
-        Half of a step's tokens are left to prompts that wait: vLLM schedules running requests first.
+        There is none either while drafts are left out. Half of a step's tokens are left to prompts that wait: vLLM
+        schedules running requests first. Room takes no KV block that another sample may need: where free blocks are
+        few, a sample's room ends with the blocks that it has.
         """
+        if self._timing.forced_drafts is None and not self.gain.drafts_soon(ROOM_AHEAD):
+            for request in requests:
+                request.spec_token_ids = []
+            return
         tokens = self._scheduler.max_num_scheduled_tokens // (2 if self._scheduler.waiting else 1)
         each = max(tokens // max(len(self._scheduler.running), 1) - 1, 0)
         for request in requests:
             request.spec_token_ids = [] if request.request_id in self._ruled else request.spec_token_ids[:each]
+        cache, block = self._scheduler.kv_cache_manager, self._scheduler.block_size
+        if cache.block_pool.get_num_free_blocks() < len(requests) * (2 + each // block):
+            for request in requests:
+                # One more token is the step's own.
+                has = block * min(map(len, cache.get_block_ids(request.request_id)))
+                del request.spec_token_ids[max(has - request.num_computed_tokens - 1, 0) :]
 
     def draft_late(self, output: Any) -> dict[str, list[int]]:
         """Return the drafts of a scheduled step by request, each within the room that was kept for it."""
         started = time.perf_counter()
         requests, room = self._scheduler.requests, output.scheduled_spec_decode_tokens
-        self._start_anew(output.num_scheduled_tokens)
-        names = [name for name in room if name in requests]
+        if self._dropped:
+            self._start_anew(output.num_scheduled_tokens)
+        names = list(room) if room.keys() <= requests.keys() else [name for name in room if name in requests]
         if self._timing.forced_drafts is not None:
             drafts = [[DUMMY] * self._timing.forced_drafts for _ in names]
         else:
-            drafts = self._planned([requests[name] for name in names], started)
-        found = {name: draft[: len(room[name])] for name, draft in zip(names, self._fitting(drafts), strict=True)}
+            # A sample that decodes without room has one token.
+            decodes = bool(names) or 1 in output.num_scheduled_tokens.values()
+            drafts = self._planned(names, decodes, started)
+        found = dict(zip(names, self._fitting(drafts), strict=True))
+        if max(map(len, found.values()), default=0) > min(map(len, room.values()), default=0):
+            found = {name: draft[: len(room[name])] for name, draft in found.items()}
         self._meter.add_draft_seconds(time.perf_counter() - started)
         return found
 
@@ -238,13 +258,14 @@ class Drafting(Part):
                 self._start(request)
             self._dropped.discard(name)
 
-    def _drafts(self, decoding: Sequence[Any]) -> list[list[int]]:
+    def _drafts(self, decoding: list[str]) -> list[list[int]]:
         if self._ticket is None or not self._ticket.drafts:
             self.source.leave_out()
             return [[] for _ in decoding]
         planned = self.source.planner is not None
-        context = sum([request.num_computed_tokens for request in decoding]) if planned else 0
-        return self.source.draft([request.request_id for request in decoding], context, self._most_drafts())
+        requests = self._scheduler.requests
+        context = sum([requests[name].num_computed_tokens for name in decoding]) if planned else 0
+        return self.source.draft(decoding, context, self._most_drafts())
 
     def _draft_dummies(self, names: Iterable[str], draft: list[int]) -> None:
         """Give each decoding sample dummies: nearly all are rejected, so that samples grow by one token."""

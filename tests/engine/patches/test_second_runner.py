@@ -57,7 +57,7 @@ def test_vllm_refuses_the_method_in_these_words_and_then_no_more(monkeypatch: py
     patched = VllmConfig._get_v2_model_runner_unsupported_features
     assert REFUSED in inspect.unwrap(patched)(config)
     assert REFUSED not in patched(config)
-    monkeypatch.setattr(speculative, "method", "ngram")
+    monkeypatch.setattr(speculative, "method", "suffix")
     assert patched(config) == inspect.unwrap(patched)(config) != []
 
 
@@ -66,8 +66,10 @@ def test_other_methods_have_their_own_speculator(monkeypatch: pytest.MonkeyPatch
     device = torch.device("cpu")
     ours = SimpleNamespace(speculative_config=SimpleNamespace(method=METHOD), num_speculative_tokens=LONGEST)
     assert isinstance(model_runner.init_speculator(ours, device), NoProposals)
+    # vLLM 0.32.0 gives it the states of requests, too.
+    more = [None] * (len(inspect.signature(model_runner.init_speculator).parameters) - 2)
     with pytest.raises(AttributeError):
-        model_runner.init_speculator(SimpleNamespace(speculative_config=SimpleNamespace(method="ngram")), device)
+        model_runner.init_speculator(SimpleNamespace(speculative_config=SimpleNamespace(method="ngram")), device, *more)
 
 
 @pytest.mark.parametrize(

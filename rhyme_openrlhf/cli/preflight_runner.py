@@ -1,0 +1,68 @@
+"""The model runner of a run's drafts: an explicit `--drafting.runner` is checked, and 'auto' is decided.
+
+On a machine without a GPU there is one runner, so nothing is chosen or said.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+from rhyme_openrlhf.cli.preflight_models import PreflightError
+from rhyme_openrlhf.platform import gpu_present, nvidia
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import AUTO, HISTORY, V1
+from rhyme_openrlhf.verify import record
+from rhyme_openrlhf.verify.runner_choice import choose, runners
+
+
+def choose_runner(args: SimpleNamespace, architecture: str, settings: RhymeSettings) -> tuple[str, str]:
+    """Return the model runner, and one sentence on how 'auto' was decided ("" where there was no choice).
+
+    Raises PreflightError for an explicit runner that this run cannot have.
+    """
+    asked = settings.drafting.runner
+    if asked == AUTO:
+        if not settings.histospec.enable or not gpu_present():
+            return V1, ""
+        runner, why = _decided(args, architecture, settings)
+        return runner, f"--drafting.runner auto is {runner}, because {why}"
+    if asked != V1:
+        _check(args, settings)
+    return asked, ""
+
+
+def _decided(args: SimpleNamespace, architecture: str, settings: RhymeSettings) -> tuple[str, str]:
+    if settings.drafting.source != HISTORY:
+        return V1, f"drafts of --drafting.source {settings.drafting.source} can be cut there alone"
+    if settings.samples_move:
+        return V1, "moves (--move.enable, --reallocation.enable, --tp_switch.enable) read the state of samples there"
+    if settings.run.reproducible:
+        return V1, "a reproducible run is resumed on the runner that it began with (--run.reproducible)"
+    if os.environ.get("RAY_ADDRESS"):
+        return V1, "engines of a cluster (RAY_ADDRESS) may run on other machines than the one that was verified"
+    names = {gpu.name for gpu in nvidia.read().gpus}
+    if len(names) != 1:
+        return V1, f"`rhyme verify` knows one kind of GPU, and this machine has {len(names)}"
+    entry = record.entry_of(record.read(record.path()), names.pop(), record.installed())
+    return choose(entry, architecture, args.vllm.tensor_parallel_size, settings.weight_transport)
+
+
+def _check(args: SimpleNamespace, settings: RhymeSettings) -> None:
+    """Check that the run can have vLLM's second model runner."""
+    asked, ranks = settings.drafting.runner, args.vllm.tensor_parallel_size
+    runner = f"--drafting.runner {asked}"
+    if not settings.histospec.enable:
+        raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
+    if settings.samples_move:
+        raise PreflightError(
+            f"{runner} goes with no moves, which read the state of samples in v1: leave --move.enable, "
+            "--reallocation.enable and --tp_switch.enable out, or the runner"
+        )
+    if asked not in runners(ranks):
+        raise PreflightError(
+            f"{runner} is for engines of one GPU, where drafting and model share a process: take "
+            "--vllm.tensor_parallel_size 1, or --drafting.runner v2"
+        )
+    if not gpu_present():
+        raise PreflightError(f"{runner} needs a GPU: vLLM's second model runner computes with Triton kernels")
