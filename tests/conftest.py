@@ -60,9 +60,7 @@ if importlib.util.find_spec("torch"):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--without-training-stack", action="store_true", help="skip tests that import torch, vLLM or OpenRLHF"
-    )
+    parser.addoption("--without-training-stack", action="store_true", help="skip what imports torch or vLLM")
 
 
 def pytest_configure(config: pytest.Config) -> None:
