@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests import without_training_stack
 from tests.chromium import browser_page, chromium  # noqa: F401 (fixtures, for every folder the same browser)
 from tests.side_by_side import pytest_collection_finish, pytest_xdist_make_scheduler, unmixed  # noqa: F401 (hooks)
 from tests.starts import (  # noqa: F401 (fixtures and a hook)
@@ -56,6 +57,15 @@ if importlib.util.find_spec("torch"):
     from rhyme_openrlhf.platform import shims
 
     shims.install()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-training-stack", action="store_true", help="skip what imports torch or vLLM")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("without_training_stack"):
+        without_training_stack.install()
 
 
 # Tests below these folders need nothing but the server extra, unless they start more.

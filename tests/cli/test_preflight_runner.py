@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.cli import preflight, preflight_runner, upstream
+from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.settings.drafting import V1, V2
 from rhyme_openrlhf.verify import record
 from tests import nvml
-
-from .test_preflight import arguments
 
 Decide = Callable[..., tuple[str, tuple[str, ...]]]
 

@@ -130,8 +130,9 @@ def apply() -> None:
         return gathered(self, scheduler_output, dummy_run)
 
     @functools.wraps(prepared)
-    def prepare(self: Any, scheduler_output: Any, batch_state: Any, description: Any) -> Any:
-        batch = prepared(self, scheduler_output, batch_state, description)
+    def prepare(self: Any, scheduler_output: Any, batch_state: Any, description: Any, *more: Any, **named: Any) -> Any:
+        # vLLM 0.32.0 gives it the number of active LoRA adapters, too.
+        batch = prepared(self, scheduler_output, batch_state, description, *more, **named)
         if isinstance(self.speculator, NoProposals):
             # Attention plans a replay as it planned the capture.
             batch.max_query_len = description.max_query_len

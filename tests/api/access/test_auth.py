@@ -21,7 +21,14 @@ from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.models import BrowserSession, Run, SignInCode
 
 # Open to all: probes say nothing, and signing in brings its own token or code.
-PUBLIC = {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session"), ("POST", "/api/v1/tokens/exchange")}
+PUBLIC = {
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("POST", "/api/v1/session"),
+    ("POST", "/api/v1/session/openid"),
+    ("POST", "/api/v1/session/openid/begin"),
+    ("POST", "/api/v1/tokens/exchange"),
+}
 # The session's, at the port that the test clients ask.
 COOKIE = f"{auth.COOKIE}_8420"
 FORBIDDEN_TO_VIEWERS = {"POST", "PATCH", "DELETE", "PUT"}

@@ -103,6 +103,10 @@ def test_vllm_has_what_is_patched() -> None:
     order = ["self.add_requests(", "self.update_requests(", "self.gather_batch_req_state(", "self.prepare_inputs("]
     places = [executed.index(call) for call in order]
     assert places == sorted(places)
+    second_runner.apply()
+    for patched in (runner.gather_batch_req_state, runner.prepare_inputs):
+        given_by_vllm = [None] * len(inspect.signature(patched).parameters)
+        inspect.signature(patched, follow_wrapped=False).bind(*given_by_vllm)
     prepared = inspect.getsource(inspect.unwrap(runner.prepare_inputs))
     assert "scheduled_spec_decode_tokens" in prepared and "self.req_states.draft_tokens" in prepared
     proposals = set(inspect.signature(NoProposals.propose).parameters)
