@@ -48,6 +48,7 @@ from rhyme_openrlhf.api.routes import (
     live_runs,
     logs,
     openapi,
+    openid,
     right_size,
     run_files,
     runs,
@@ -60,13 +61,14 @@ from rhyme_openrlhf.api.routes import (
     webhooks,
 )
 from rhyme_openrlhf.api.routes import tokens as token_routes
-from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings
+from rhyme_openrlhf.api.settings import MEGABYTE, OpenIdSettings, ServeSettings
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
 
 # Routers of all resources.
 ROUTERS: tuple[APIRouter, ...] = (
     sign_in.router,
+    openid.router,
     token_routes.router,
     audit_routes.router,
     webhooks.router,
@@ -99,15 +101,20 @@ def create_app(
     *,
     background: Sequence[Background] = BACKGROUND,
     show_link: Callable[[str], None] | None = None,
+    openid_settings: OpenIdSettings | None = None,
 ) -> FastAPI:
     """Return the app. At its start, it gives `show_link` a new sign-in code, which is printed as a link.
 
-    Raises DatabaseError for an invalid database URL.
+    Raises DatabaseError for an invalid database URL, and SettingsError if the provider's client secret cannot be read.
     """
     database = Database(settings.database_url())
     metrics = ServiceMetrics()
     limits = Limits.of(settings)
     service = Service(settings=settings, database=database, limits=limits, metrics=metrics)
+    if openid_settings is not None and openid_settings.issuer:
+        from rhyme_openrlhf.api.access.openid import Provider
+
+        service.openid = Provider(openid_settings)
     service.live = LiveLooks(database, service.news, settings.live_poll_s)
     metrics.watch(database)
 

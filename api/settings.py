@@ -1,4 +1,4 @@
-"""Settings of the service: its address, its files, and its limits.
+"""Settings of the service: its address, its files, its limits, and sign-in with an OpenID Connect provider.
 
 Invariants: a service that other machines can reach has TLS, or its owner has explicitly switched TLS off. Every path in
 a request is below one of `root_paths()`.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
 
 from rhyme_openrlhf.settings.options import Settings, SettingsError, option
 
@@ -18,6 +20,11 @@ MEGABYTE = 1024 * 1024
 # Host names that a browser on the same machine may use.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+# Page to which an OpenID Connect provider sends the browser back.
+RETURN_PATH = "/sign-in/openid"
+CLIENT_SECRET_VARIABLE = "RHYME_OPENID_CLIENT_SECRET"
+# In the list of values that give a role: everyone whom the provider signs in.
+EVERYONE = "*"
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,97 @@ class ServeSettings(Settings):
         """Return the address for people; `port` is the selected one if the setting is 0."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port if port is None else port}"
+
+
+@dataclass(frozen=True)
+class OpenIdSettings(Settings):
+    """Settings of sign-in with an OpenID Connect provider; without an issuer, nobody can sign in that way."""
+
+    group: ClassVar[str] = "openid"
+    title: ClassVar[str] = "Sign-in with an OpenID Connect provider: the provider, and the roles of its users."
+
+    issuer: str = option(
+        "",
+        "Address of the provider, as its discovery document names it. If given, the sign-in page has a button for it.",
+        kind="url",
+    )
+    client_id: str = option("", "Name of this service at the provider.", kind="plain")
+    client_secret_file: str = option(
+        "",
+        f"File with the client secret. If not given: the environment variable {CLIENT_SECRET_VARIABLE}; a public "
+        "client has no secret.",
+        kind="file",
+    )
+    operators: str = option(
+        "",
+        f"Values of the role claim, separated by commas, that make an operator; {EVERYONE} stands for everyone.",
+        kind="plain",
+    )
+    viewers: str = option(
+        "",
+        f"Values of the role claim, separated by commas, that make a viewer; {EVERYONE} stands for everyone.",
+        kind="plain",
+    )
+    role_claim: str = option(
+        "groups",
+        "Claim that decides the role, a word or a list of words. A dot leads into a claim with parts, as "
+        "realm_access.roles; email needs an address that the provider has verified.",
+        kind="plain",
+    )
+    name_claim: str = option(
+        "email", "Claim that names the person on pages and in the audit log.", kind="plain", expert=True
+    )
+    scope: str = option("openid email profile", "Scopes to request, separated by spaces.", kind="plain", expert=True)
+    redirect_url: str = option(
+        "",
+        f"Address of this service's page {RETURN_PATH}, as registered at the provider. If not given: that page at the "
+        "address by which the browser has reached the service.",
+        kind="url",
+        expert=True,
+    )
+    title_of_provider: str = option(
+        "OpenID", "Name of the provider on the sign-in page's button.", kind="plain", expert=True
+    )
+    wait_s: float = option(
+        10.0, "Most seconds to wait for each of the provider's responses.", low=0.1, high=25, expert=True
+    )
+
+    def check(self) -> None:
+        if not self.issuer:
+            return
+        for name in ("issuer", "redirect_url"):
+            parts = urlsplit(getattr(self, name) or "https://localhost")
+            if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+                raise SettingsError(f"--openid.{name} must begin with https://, or be on this machine")
+        if self.redirect_url and urlsplit(self.redirect_url).path != RETURN_PATH:
+            raise SettingsError(f"--openid.redirect_url must end in {RETURN_PATH}")
+        if not self.client_id:
+            raise SettingsError("--openid.issuer needs --openid.client_id, the name of this service at the provider")
+        if not (self.operators or self.viewers):
+            raise SettingsError("--openid.issuer needs --openid.operators or --openid.viewers: who may sign in?")
+        if "openid" not in self.scope.split():
+            raise SettingsError("--openid.scope must contain openid")
+
+    def role_of(self, values: Collection[str]) -> Literal["operator", "viewer"] | None:
+        """Return the role that these values of the role claim give, None for no access."""
+        roles: tuple[Literal["operator", "viewer"], ...] = ("operator", "viewer")
+        for role in roles:
+            named = {one.strip() for one in getattr(self, f"{role}s").split(",") if one.strip()}
+            if EVERYONE in named or named & set(values):
+                return role
+        return None
+
+    def client_secret(self) -> str:
+        """Return the client secret, "" for a public client. Raises SettingsError."""
+        if not self.client_secret_file:
+            return os.environ.get(CLIENT_SECRET_VARIABLE, "")
+        try:
+            return Path(self.client_secret_file).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(
+                f"--openid.client_secret_file {self.client_secret_file} cannot be read: "
+                f"{getattr(error, 'strerror', None) or 'it is no text'}"
+            ) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -63,15 +63,15 @@ def is_secure(request: Request) -> bool:
     return service.settings.tls or request.url.scheme == "https"
 
 
-def cookie_name(request: Request) -> str:
-    """Return the name of the session cookie.
+def cookie_name(request: Request, kind: str = COOKIE) -> str:
+    """Return the name of the session cookie, or of a cookie of another kind.
 
     The name contains the port, because browsers send a host's cookies to all of its ports. Signing in to one of two
     services on a host therefore keeps the other session. The prefix `__Host-` keeps pages without HTTPS from setting
     the cookie.
     """
     port = request.headers.get("host", "").rpartition(":")[2]
-    name = f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
+    name = f"{kind}_{port}" if port.isascii() and port.isdigit() else kind
     return f"__Host-{name}" if is_secure(request) else name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
@@ -25,6 +25,9 @@ from rhyme_openrlhf.api.store.read_cache import Fresh
 from rhyme_openrlhf.api.store.readiness import Writable
 from rhyme_openrlhf.api.webhooks.deliveries import Deliveries
 from rhyme_openrlhf.settings.control import new_uid
+
+if TYPE_CHECKING:
+    from rhyme_openrlhf.api.access.openid import Provider
 
 # Seconds for which a caller stays cached. A page sends a dozen requests at once, each with the same token. This service
 # forgets its own revocations at once; a revocation by another service on the database takes this long.
@@ -45,6 +48,8 @@ class Service:
     callers: Fresh[Principal] = field(default_factory=lambda: Fresh(WHO_SECONDS, WHO_KEPT))
     intake: Intake = field(init=False)
     uid: str = field(default_factory=new_uid)
+    # None: nobody signs in with an OpenID Connect provider.
+    openid: Provider | None = None
     # Set by `create_app`.
     live: LiveLooks = field(init=False)
     writable: Writable = field(init=False)

@@ -45,7 +45,7 @@ Code = Literal[
     "invalid_request", "unknown_parameter", "invalid_filter", "invalid_run", "invalid_event", "import_refused",
     "too_many_requests",
     "internal_error",
-    "unavailable", "database_unavailable", "cluster_unreachable",
+    "unavailable", "database_unavailable", "cluster_unreachable", "provider_unavailable",
 ]  # fmt: skip
 _OF_STATUS: dict[int, Code] = {
     400: "bad_request",
@@ -61,7 +61,9 @@ _OF_STATUS: dict[int, Code] = {
     422: "invalid_request",
     429: "too_many_requests",
     500: "internal_error",
+    502: "provider_unavailable",
     503: "unavailable",
+    504: "provider_unavailable",
 }
 
 

@@ -1,4 +1,4 @@
-"""Routes to sign a browser in and out. Signing in is the only API call without a token or session."""
+"""Routes to sign a browser in and out. Signing in needs neither a token nor a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import delete
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.audit import note_caller
-from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.http.problems import documented
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.bounds import Body, Secret
@@ -52,6 +52,12 @@ def sign_in(body: SignIn, request: Request, response: Response, service: Service
         value, row, token = opened
         note_caller(request, credentials.principal(token, row))
         who = Who(name=token.name, role=credentials.role_of(token), csrf=row.csrf)
+    set_session_cookie(service, request, response, value)
+    return who
+
+
+def set_session_cookie(service: Service, request: Request, response: Response, value: str) -> None:
+    """Give the browser the cookie of its session."""
     response.set_cookie(
         auth.cookie_name(request),
         value,
@@ -60,7 +66,6 @@ def sign_in(body: SignIn, request: Request, response: Response, service: Service
         samesite="strict",
         secure=auth.is_secure(request),
     )
-    return who
 
 
 @router.get("/session", responses=documented(401, 403), summary="Who is signed in")

@@ -36,8 +36,11 @@ FIRST_CODE_SECONDS = 24 * 3600.0
 CODE_SECONDS = 600.0
 # The token of sessions opened by links. Its secret is unknown to everyone; its unique prefix finds it.
 LINK_TOKEN, LINK_PREFIX = "sign-in link", "link"
+# The token of a person whom an OpenID Connect provider signs in. Its digest begins with a word, so it is no secret's.
+PERSON_PREFIX = "openid"
 # The visible part of a token: enough to recognise it, far too little to use it.
 PREFIX_LENGTH = len(TOKEN_START) + 4
+DIGEST_LENGTH = 64
 _ROLES: dict[str, Role] = {"viewer": "viewer", "operator": "operator", "reporter": "reporter"}
 
 
@@ -138,6 +141,29 @@ def open_session(session: Session, secret: str, now: float, hours: float) -> tup
         token = session.scalar(select(Token).where(Token.digest == digest(secret), is_valid(now)))
     if token is None or token.role == "reporter":
         return None
+    return *_new_session(session, token, now, hours), token
+
+
+def open_session_of_person(
+    session: Session, issuer: str, subject: str, name: str, role: Role, now: float, hours: float
+) -> tuple[str, BrowserSession, Token]:
+    """Sign in the person whom the provider `issuer` knows as `subject`; the caller commits.
+
+    All of a person's sessions belong to one token, which has the role and name of the last sign-in. Revoking it closes
+    them; the next sign-in makes it valid again, because the provider decides who may sign in.
+    """
+    # The ends of both texts are known, so no other pair has this digest. 64 characters in all.
+    who = digest(f"{len(issuer)} {issuer} {subject}")
+    known_by = f"{PERSON_PREFIX}:{who}"[:DIGEST_LENGTH]
+    token = session.scalar(select(Token).where(Token.digest == known_by))
+    if token is None:
+        token = issue_token(session, name, role, now).row
+        token.prefix, token.digest = PERSON_PREFIX, known_by
+    token.name, token.role, token.revoked_at = name, role, None
+    return *_new_session(session, token, now, hours), token
+
+
+def _new_session(session: Session, token: Token, now: float, hours: float) -> tuple[str, BrowserSession]:
     session.execute(delete(BrowserSession).where(BrowserSession.expires_at <= now))
     value = secrets.token_urlsafe(SECRET_BYTES)
     row = BrowserSession(
@@ -149,7 +175,7 @@ def open_session(session: Session, secret: str, now: float, hours: float) -> tup
     )
     session.add(row)
     session.flush()
-    return value, row, token
+    return value, row
 
 
 def _link_token(session: Session, now: float) -> Token:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rhyme_openrlhf.api.launch.actions import LaunchSettings
     from rhyme_openrlhf.api.launch.local_cluster import LocalCluster
     from rhyme_openrlhf.api.launch.ray_jobs import RayLauncher
-    from rhyme_openrlhf.api.settings import ServeSettings
+    from rhyme_openrlhf.api.settings import OpenIdSettings, ServeSettings
 
 _refuse = partial(refuse, "rhyme serve")
 DESCRIPTION = """\
@@ -44,8 +44,8 @@ GOODBYE_SECONDS = 5
 NOT_IN_A_DEMO = ("local", "ray_address", "serve.data_dir", "serve.database", "serve.roots")
 # What `pip install 'rhyme-openrlhf[server]'` brings.
 SERVER_PACKAGES = frozenset(
-    {"alembic", "fastapi", "jinja2", "plotly", "prometheus_client", "psycopg", "pyarrow", "pydantic", "ray",
-     "sqlalchemy", "sse_starlette", "starlette", "uvicorn"}
+    {"alembic", "authlib", "fastapi", "httpx2", "jinja2", "joserfc", "plotly", "prometheus_client", "psycopg",
+     "pyarrow", "pydantic", "ray", "sqlalchemy", "sse_starlette", "starlette", "uvicorn"}
 )  # fmt: skip
 
 
@@ -62,6 +62,7 @@ class Options:
 
     serve: ServeSettings
     launch: LaunchSettings
+    openid: OpenIdSettings
     local: bool
     ray_address: str
     ray_token_file: str
@@ -92,7 +93,7 @@ def main(argv: list[str]) -> int:
 def read_options(argv: Sequence[str]) -> Options:
     """Raises SettingsError and ServeError; exits as argparse does."""
     from rhyme_openrlhf.api.launch.actions import LaunchSettings
-    from rhyme_openrlhf.api.settings import ServeSettings
+    from rhyme_openrlhf.api.settings import OpenIdSettings, ServeSettings
 
     parser = Parser(
         prog="rhyme serve",
@@ -128,7 +129,7 @@ def read_options(argv: Sequence[str]) -> Options:
         help="Print a new sign-in link for the service of the data directory (or of --serve.database), which may be "
         "running, and end.",
     )
-    add_options(parser, (ServeSettings, LaunchSettings))
+    add_options(parser, (ServeSettings, LaunchSettings, OpenIdSettings))
     given = vars(parser.parse_args(argv))
     if given["local"] and given["ray_address"]:
         raise ServeError("--local starts Ray here, --ray-address uses another: give one of them")
@@ -146,9 +147,14 @@ def read_options(argv: Sequence[str]) -> Options:
     def of(group: str) -> dict[str, object]:
         return {name.removeprefix(f"{group}."): value for name, value in given.items() if name.startswith(f"{group}.")}
 
+    openid = from_mapping(OpenIdSettings, of("openid"))
+    if openid.issuer:
+        # Before Ray is started: a secret that cannot be read is bad input.
+        openid.client_secret()
     return Options(
         serve=from_mapping(ServeSettings, of("serve")),
         launch=from_mapping(LaunchSettings, of("launch")),
+        openid=openid,
         local=given["local"] is True or (given["local"] is None and not given["ray_address"] and not given["demo"]),
         ray_address=given["ray_address"],
         ray_token_file=given["ray_token_file"],
@@ -231,7 +237,7 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
             print(_link_line(credentials.sign_in_link(settings.base_url(port), code)), flush=True)
 
         try:
-            app = create_app(settings, background=background, show_link=show_link)
+            app = create_app(settings, background=background, show_link=show_link, openid_settings=options.openid)
         except DatabaseError as error:
             raise ServeError(str(error)) from error
         app.state.launching = launching

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.api.launch.actions import LaunchSettings
-from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.settings import OpenIdSettings, ServeSettings
 from rhyme_openrlhf.cli.main import COMMANDS
 from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
 
@@ -39,7 +39,7 @@ TOP = ("", "rhyme_openrlhf/", "rhyme_openrlhf/webui/", "webui/", "webui/static/"
 
 def known_flags() -> set[str]:
     """Return the names of all flags with a point: ours, the service's, and OpenRLHF's."""
-    ours = [*SETTINGS_CLASSES, ServeSettings, LaunchSettings]
+    ours = [*SETTINGS_CLASSES, ServeSettings, LaunchSettings, OpenIdSettings]
     names = {f"{group.group}.{field.name}" for group in ours for field in dataclasses.fields(group)}
     schema = json.loads((ROOT / "rhyme_openrlhf" / "settings" / "upstream_options.json").read_text())
     return names | upstream_names(schema, "")

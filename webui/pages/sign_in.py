@@ -1,4 +1,8 @@
-"""The page `/sign-in`: takes the code from the link that `rhyme serve` prints, or a token from a form."""
+"""The page `/sign-in`: takes the code from the link that `rhyme serve` prints, or a token from a form.
+
+With an OpenID Connect provider it has a button, and the provider sends the browser back to the same page at
+`RETURN_PATH`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.settings import RETURN_PATH
 from rhyme_openrlhf.webui.pages.rendering import render_public
 
 router = APIRouter(include_in_schema=False)
@@ -15,9 +21,22 @@ ADDRESS_LENGTH = 4000
 
 
 @router.get("/sign-in")
-def sign_in(following: Annotated[str, Query(alias="next", max_length=ADDRESS_LENGTH)] = "/") -> HTMLResponse:
+def sign_in(
+    service: ServiceDep, following: Annotated[str, Query(alias="next", max_length=ADDRESS_LENGTH)] = "/"
+) -> HTMLResponse:
     """Render the form; its script signs in by itself if the address carries a code or a token."""
-    return render_public("sign_in.html", following=local_path(following))
+    return _rendered(service, local_path(following))
+
+
+@router.get(RETURN_PATH)
+def back_from_provider(service: ServiceDep) -> HTMLResponse:
+    """Render the form; its script sends the provider's answer, which is in the address, to the API."""
+    return _rendered(service, "/")
+
+
+def _rendered(service: Service, following: str) -> HTMLResponse:
+    provider = service.openid.settings.title_of_provider if service.openid else None
+    return render_public("sign_in.html", following=following, provider=provider)
 
 
 def local_path(address: str) -> str:
