@@ -7,8 +7,8 @@ Invariants:
 
 - The authorization code flow with PKCE (S256). A sign-in ends only in the browser that began it: its state, nonce and
   verifier are in an HttpOnly cookie.
-- The id token has a signature of one of the provider's keys, the issuer and audience of the settings, the nonce of
-  this sign-in, and a time of expiry that is not past. Signatures with the client's secret, or none, are refused.
+- The id token is signed with one of the provider's keys. Signatures with the client's secret, or none, are refused.
+- The id token has the issuer and audience of the settings and the nonce of this sign-in, and has not expired.
 - No request to the provider takes longer than `--openid.wait_s`, however slowly it answers.
 """
 

@@ -40,7 +40,7 @@ class Beginning(BaseModel):
 
 
 class Answer(Body):
-    """What the provider added to the address when it sent the browser back: a code, or an error."""
+    """The provider's words in the address that the browser came back to: a code, or an error."""
 
     state: Text
     code: Text = ""

@@ -137,7 +137,7 @@ def test_groups_may_be_told_at_the_userinfo_address_alone(signing_in: Api, provi
     del provider.claims["groups"]
     provider.userinfo = {"sub": "1", "groups": ["admins"]}
     assert sign_in(new_browser(signing_in), provider).json()["role"] == "operator"
-    # What is told of another person counts for nothing.
+    # Claims of another person count for nothing.
     provider.userinfo = {"sub": "2", "groups": ["admins"]}
     assert sign_in(new_browser(signing_in), provider).status_code == 403
 
