@@ -195,4 +195,6 @@ def test_every_operation_says_what_it_needs_and_gives_an_example(described: Any)
             for status, response in operation["responses"].items():
                 if int(status) >= 400:
                     assert list(response["content"]) == ["application/problem+json"], (method, path, status)
-    assert open_to_all == {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session"), exchange}
+    openid = {("POST", "/api/v1/session/openid/begin"), ("POST", "/api/v1/session/openid")}
+    sign_in = {("POST", "/api/v1/session"), exchange, *openid}
+    assert open_to_all == {("GET", "/healthz"), ("GET", "/readyz"), *sign_in}
