@@ -1,4 +1,4 @@
-"""What is expected of prompts never answered: their data set's lengths, never instead of a history of their own."""
+"""Unseen prompts have the lengths of their data set, never instead of a history of their own."""
 
 from __future__ import annotations
 
