@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
@@ -97,8 +97,13 @@ class SavedViewView(Shown):
 
 
 def view_of(row: SavedView) -> SavedViewView:
-    """Return a row as the API shows it. What an older version stored and this one does not know is left out."""
+    """Return a row as the API shows it. What another version stored and this one does not take is left out."""
     known = {name: value for name, value in row.content.items() if name in FIELDS}
+    try:
+        Shown(**known)
+    except ValidationError as error:
+        for refused in {one["loc"][0] for one in error.errors()}:
+            del known[str(refused)]
     return SavedViewView(**known, id=row.id, name=row.name, shared=row.owner == EVERYONE, created_at=row.created_at)
 
 

@@ -99,9 +99,11 @@ def test_there_is_a_most_of_views(api: Any) -> None:
 
 def test_a_view_of_another_version_is_shown_as_far_as_it_is_known(api: Any) -> None:
     with api.service.database.writing() as session:
-        session.add(SavedView(owner=0, name="newer", content={"text": "x", "colour": "red"}, created_at=1.0))
+        content = {"text": "x", "colour": "red", "status": ["failed", "asleep"], "filter": "reward >>> 1"}
+        session.add(SavedView(owner=0, name="newer", content=content, created_at=1.0))
     (view,) = api.viewer.get(VIEWS).json()["items"]
     assert (view["text"], view["sort"], "colour" in view) == ("x", "created_at", False)
+    assert (view["status"], view["filter"]) == ([], "")
 
 
 def test_an_address_has_what_is_not_usual() -> None:
