@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.api.demo.demonstration import LIVE
+from rhyme_openrlhf.api.demo.demonstration import IN_EXPERIMENT, LIVE
 from rhyme_openrlhf.api.demo.recording import RecordingError, move_run, moved, pack, read_rows, unpack
 from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, write_run_directory
 from rhyme_openrlhf.telemetry.event_json import parse
