@@ -9,6 +9,7 @@ The same multi-epoch GRPO run, seed by seed, on three arms in turn:
 - `on`: ours by default.
 
 The order of the arms turns with every seed, so that none always runs first. Ratios are of runs with the same seed.
+A fourth arm, `--arms on rehearsal`, compares runs with and without --rehearsal.enable.
 
 On GPUs the demo's placement for the available number is used. `--cuda-graphs` lets the engines of every arm compile the
 model and capture CUDA graphs, as a user's own run does.
@@ -48,8 +49,12 @@ from embedded_tasks import STEP_COUNTS, jsonl, make_problem
 
 OPENRLHF = "openrlhf"
 ARMS = (OPENRLHF, "off", "on")
+# Only when it is named: `on` with idle engines that rehearse.
+REHEARSAL = "rehearsal"
 # Options of the arms with our own classes.
-ARM_OPTIONS: dict[str, Sequence[str]] = {OPENRLHF: (), "off": ("--no-histospec.enable",), "on": ()}
+ARM_OPTIONS: dict[str, Sequence[str]] = {
+    OPENRLHF: (), "off": ("--no-histospec.enable",), "on": (), REHEARSAL: ("--rehearsal.enable",)
+}  # fmt: skip
 KINDS = ("chain", "path", "sort")
 # The longest third of the embedded task's length distribution.
 QUANTILES = (0.66, 0.98)
@@ -231,6 +236,8 @@ COMPARISONS = (
     ("off", OPENRLHF, "epochs 2 on", LATER),
     ("on", "off", "epochs 2 on", LATER),
     ("on", "off", "epoch 1", FIRST),
+    (REHEARSAL, "on", "epoch 1", FIRST),
+    (REHEARSAL, "on", "epochs 2 on", LATER),
 )
 WIDTHS = ("8,.0f", "6.2f", "9.2f", "12.2f", "7.2f", "6.2f", "8.2f", "6.0%", "7.1f", "6.2f", "7.0%")
 
@@ -245,7 +252,7 @@ def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--arms", nargs="+", choices=(*ARMS, REHEARSAL), default=ARMS)
     parser.add_argument("--out", type=Path, default=Path("rollout.json"))
     parser.add_argument("--reproducible", action="store_true", help="seed every request, in all arms")
     parser.add_argument("--cuda-graphs", action="store_true", help="engines compile and capture graphs (GPUs)")

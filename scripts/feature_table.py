@@ -51,6 +51,7 @@ OURS = (
     Feature("reallocation", "--reallocation.enable --reallocation.threshold 8"),
     Feature("TP switching", TP_SWITCH, "switching"),
     Feature("TP switching, KV caches in turns", f"{TP_SWITCH} --tp_switch.kv_caches turns", "switching"),
+    Feature("rehearsal", "--rehearsal.enable"),
     Feature("reproducible", "--run.reproducible"),
 )
 UPSTREAM = (

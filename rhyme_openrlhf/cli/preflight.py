@@ -26,6 +26,7 @@ from rhyme_openrlhf.cli.preflight_models import (
 from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HISTORY, V2_ASYNC
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.settings.weights import OPENRLHF
 
@@ -90,6 +91,7 @@ def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[Layout
     layouts, said = check_layouts(args, config, on_gpus)
     _check_transport(args, on_gpus)
     _check_pipeline(args)
+    _check_rehearsal(args)
     return layouts, said
 
 
@@ -118,7 +120,8 @@ def _check_transport(args: SimpleNamespace, on_gpus: bool) -> None:
     if by_buffer and args.ds.tensor_parallel_size > 1:
         raise PreflightError(
             "--ds.tensor_parallel_size above 1 needs --weights.transport openrlhf, which is the default on GPUs "
-            "without --move.enable, --reallocation.enable, --tp_switch.enable, --histopipe.enable and --ds.lora.rank"
+            "without --move.enable, --reallocation.enable, --tp_switch.enable, --histopipe.enable, --rehearsal.enable "
+            "and --ds.lora.rank"
         )
     if not by_buffer and args.ds.lora.rank > 0:
         raise PreflightError(
@@ -173,6 +176,51 @@ _NOT_PIPELINED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "that waits for its agent is in no turn",
     ),
 )
+
+
+# What rehearsal cannot go together with: whether it is asked for, and why not.
+_NOT_REHEARSED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
+    (
+        lambda a: not a.histospec.enable or a.drafting.source != HISTORY or not a.histospec.siblings,
+        "needs --histospec.enable, --drafting.source history and --histospec.siblings: its texts are drafted from as "
+        "siblings",
+    ),
+    (
+        lambda a: a.vllm.enable_sleep or a.train.colocate_all,
+        "does not go with --train.colocate_all and --vllm.enable_sleep: engines that have nothing to run leave their "
+        "devices to the trainer",
+    ),
+    (
+        lambda a: a.move.enable or a.reallocation.enable or a.tp_switch.enable,
+        "does not go with --move.enable, --reallocation.enable and --tp_switch.enable: an engine with nothing to run "
+        "gets samples of the others",
+    ),
+    (
+        lambda a: a.drafting.runner == V2_ASYNC,
+        "does not go with --drafting.runner v2-async: a decode step scheduled ahead would have rehearsals beside "
+        "real samples",
+    ),
+    (
+        lambda a: a.train.agent_func_path,
+        "does not go with --train.agent_func_path: what an agent sends to an engine is not known ahead of time",
+    ),
+    (
+        lambda a: a.data.dataloader_num_workers > 0,
+        "needs --data.dataloader_num_workers 0: loaders in other processes do not tell which prompts come next",
+    ),
+    (
+        lambda a: a.weights.transport == OPENRLHF,
+        "needs --weights.transport buffer (or auto): OpenRLHF's broadcast does not announce a weight load to an engine",
+    ),
+)
+
+
+def _check_rehearsal(args: SimpleNamespace) -> None:
+    if not args.rehearsal.enable:
+        return
+    for asked, reason in _NOT_REHEARSED:
+        if asked(args):
+            raise PreflightError(f"--rehearsal.enable {reason}")
 
 
 def _check_pipeline(args: SimpleNamespace) -> None:

@@ -54,6 +54,8 @@ class HistoryDrafter(DraftSource):
         self._samples: dict[str, int] = {}
         # Those of the last step, which the next one mostly asks for again: looking up hundreds takes a twentieth of it.
         self._last: tuple[list[str], Int64s] = [], np.empty(0, np.int64)
+        # Samples of each prompt in the core that have ended, and are kept to draft from.
+        self._kept: dict[str, list[int]] = {}
         self._core = core.Drafter(
             longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
             own_output=settings.own_output, window_start=settings.window_start, window_step=settings.window_step,
@@ -147,15 +149,34 @@ class HistoryDrafter(DraftSource):
 
     def finish(self, request_id: str) -> None:
         """Forget a sample that ended, was aborted or moves away. Raises KeyError for a request that has not started."""
-        sample = self._sample_of(request_id)
-        del self._samples[request_id]
-        self._last = [], self._last[1][:0]
-        if sample != NEVER:
+        if (sample := self._leave(request_id)) != NEVER:
+            self._core.finish(sample)
+
+    def read(self, requests: Sequence[str]) -> None:
+        if self._settings.siblings:
+            # The core enters new tokens when it drafts; these drafts are not used.
+            self.propose(self._samples_of(requests), False)
+
+    def keep(self, request_id: str, prompt_key: str) -> None:
+        if not self._settings.siblings:
+            self.finish(request_id)
+        elif (sample := self._leave(request_id)) != NEVER:
+            self._kept.setdefault(prompt_key, []).append(sample)
+
+    def forget_kept(self, prompt_key: str) -> None:
+        for sample in self._kept.pop(prompt_key, ()):
             self._core.finish(sample)
 
     def memory_bytes(self) -> int:
         """Return the bytes of all texts and tables (indexes not counted: they are mapped)."""
         return self._core.memory_bytes
+
+    def _leave(self, request_id: str) -> int:
+        """Forget the request, and return its sample. Raises KeyError for a request that has not started."""
+        sample = self._sample_of(request_id)
+        del self._samples[request_id]
+        self._last = [], self._last[1][:0]
+        return sample
 
     def _samples_of(self, requests: Sequence[str]) -> Int64s:
         names, samples = self._last

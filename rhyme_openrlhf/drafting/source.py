@@ -130,6 +130,16 @@ class DraftSource:
     def forget(self, prompt_key: str) -> None:
         """Drop the prompt's draft index, if there is one."""
 
+    def read(self, requests: Sequence[str]) -> None:
+        """Let other samples draft from what these requests have written; the requests themselves get no drafts."""
+
+    def keep(self, request_id: str, prompt_key: str) -> None:
+        """End a sample as `finish` does, but let this prompt's samples draft from its text until `forget_kept`."""
+        self.finish(request_id)
+
+    def forget_kept(self, prompt_key: str) -> None:
+        """Drop the texts that were kept for this prompt's samples, if there are any."""
+
 
 class Fates(NamedTuple):
     """Outcomes of proposals: their samples' recent acceptance before them (thousandths), tokens that can be judged,

@@ -59,7 +59,7 @@ PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRollou
 
 # Requests before a run's first, prompt tokens of each and tokens of each answer: a prefill and a decode step of more
 # than one sample. And the prompt that they say they are of, as a run's requests do.
-REHEARSAL, REHEARSED = (2, 8, 2), "rehearsal"
+WARM_UP, WARM_UP_PROMPT = (2, 8, 2), "warm-up"
 
 
 def answering(*protocols: type) -> Callable[[type], type]:
@@ -87,7 +87,9 @@ def _method(actor: type, protocol: type, name: str) -> Any:
     return method
 
 
-@answering(calls.MeasuringCalls, calls.TurnCalls, calls.SampleCalls, calls.DeviceCalls, calls.AnswerCalls)
+@answering(
+    calls.MeasuringCalls, calls.RehearsalCalls, calls.TurnCalls, calls.SampleCalls, calls.DeviceCalls, calls.AnswerCalls
+)
 class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
     """One vLLM engine of a run.
 
@@ -166,7 +168,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         collections, as in vLLM's own server and its engine core.
         """
         async with asyncio.timeout(self.rhyme.limits.stage_s):
-            await requests.generate_alike(self.llm, *REHEARSAL, {requests.PROMPT_KEY: REHEARSED})
+            await requests.generate_alike(self.llm, *WARM_UP, {requests.PROMPT_KEY: WARM_UP_PROMPT})
         freeze_gc_heap()
 
     async def scheduler(self, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **_: P.kwargs) -> R:
@@ -197,6 +199,8 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
     ) -> list[dict[str, Any]]:
         """Return the responses to one prompt, as upstream, with the prompt's history installed beside."""
         key = prompt_key(prompt)
+        for part in self.parts.values():
+            part.asked(requests.Sampling(sampling_params, max_length, hf_tokenizer))
         ask = super().generate_responses
         fetch = self.histories.begin(key)
         try:
@@ -298,6 +302,11 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         if not self.running:
             self.timeline.enter(self.rests, time.time(), self.weight_version)
 
+    def get_num_unfinished_requests(self) -> int:
+        """Return how many samples run or wait, as upstream; rehearsals are none."""
+        running: int = super().get_num_unfinished_requests()
+        return max(running - sum(part.uncounted() for part in self.parts.values()), 0)
+
     async def score(self, token_ids: list[int]) -> list[float]:
         """Return the log-probability of each token after the first, by the weights of now, at temperature 1."""
         output = await PlainRolloutActor.generate(self, list(token_ids), requests.scored())
@@ -309,6 +318,11 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
     def is_open(self) -> bool:
         """Return whether samples may start: False while weights load."""
         return self._may_start.is_set()
+
+    async def _close(self) -> None:
+        self._may_start.clear()
+        for part in self.parts.values():
+            await part.closes()
 
     async def until_open(self) -> None:
         """Wait until samples may start."""
@@ -329,7 +343,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
             started = time.time()
             self.timeline.enter("sync", started, self.weight_version)
             was_open = self.is_open
-            self._may_start.clear()
+            await self._close()
             try:
                 versions = await self.workers(WorkerCalls.rhyme_load_weights, segment.to_plain())
                 if set(versions) != {segment.version}:
@@ -345,7 +359,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
     async def pause_generation(self) -> None:
         """Freeze running samples and drop their KV cache; new ones wait (partial rollout, before a weight load)."""
         async with self.orders.all():
-            self._may_start.clear()
+            await self._close()
             await super().pause_generation()
 
     async def resume_generation(self) -> None:

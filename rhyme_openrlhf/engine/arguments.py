@@ -29,12 +29,13 @@ CONNECTOR = "rhyme_openrlhf.engine.profiling_connector"
 
 # Keys of vLLM's `additional_config`. The first two hold the settings of an engine that speculates (HistoSpecSettings,
 # DraftingSettings). PACE_KEY is the path of the profile whose times the engine keeps; MOVES_KEY: whether samples
-# can move; RUNNER_KEY: the model runner, if it is the second.
+# can move; RUNNER_KEY: the model runner, if it is the second; REHEARSAL_KEY: whether the engine may rehearse.
 SETTINGS_KEY = "rhyme_histospec"
 DRAFTING_KEY = "rhyme_drafting"
 PACE_KEY = "rhyme_emulate"
 MOVES_KEY = "rhyme_moves"
 RUNNER_KEY = "rhyme_runner"
+REHEARSAL_KEY = "rhyme_rehearsal"
 
 
 def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         histospec = dataclasses.replace(histospec, siblings=False, shared_tokens=0)
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
+    own |= {REHEARSAL_KEY: True} if rhyme.rehearsal.enable else {}
     if drafting.method:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     more: dict[str, Any] = {}

@@ -1,10 +1,10 @@
 """Every call across the borders of an engine's processes: names, arguments and answers.
 
 1. The engine's actor calls its scheduler, in vLLM's engine core, a part at a time: `SchedulerMeter`, `SchedulerTiming`,
-   `SchedulerDrafting`, `SchedulerMoves`.
+   `SchedulerDrafting`, `SchedulerRehearsal`, `SchedulerMoves`.
 2. Actor and scheduler call the workers, one process for each rank: `WorkerCalls`.
 3. Trainers, the samples' home, the pipeline and measurements call the actor, through Ray: `EngineCalls`, and by part
-   `MeasuringCalls`, `TurnCalls`, `SampleCalls`, `DeviceCalls`, `AnswerCalls`.
+   `MeasuringCalls`, `RehearsalCalls`, `TurnCalls`, `SampleCalls`, `DeviceCalls`, `AnswerCalls`.
 
 A call names the method of its protocol, never a string: `await engine.scheduler(SchedulerMoves.hold_room, room, 8)`,
 `await port.call(SampleCalls.hold_room, room, 8)`, `handle.hand_turn.remote(turn, 4, [])` where `handle` is an
@@ -99,6 +99,13 @@ class SchedulerDrafting(Protocol):
     def take_decisions(self) -> dict[str, list[Any]]: ...
     def take_sentences(self) -> list[str]: ...
     def read_gain(self) -> dict[str, Any]: ...
+
+
+class SchedulerRehearsal(Protocol):
+    """Rehearsals, of an engine that may rehearse."""
+
+    def end_rehearsals(self) -> None: ...
+    def forget_rehearsed(self, prompt_keys: list[str]) -> None: ...
 
 
 class SchedulerMoves(Protocol):
@@ -244,6 +251,13 @@ class MeasuringCalls(Protocol):
     def step_times(self) -> str: ...
 
 
+class RehearsalCalls(Protocol):
+    """An engine that may rehearse."""
+
+    @_remote
+    def expect_prompts(self, prompts: list[str]) -> None: ...
+
+
 class TurnCalls(Protocol):
     """An engine of the streaming pipeline."""
 
@@ -351,7 +365,7 @@ class DeviceCalls(Protocol):
     def wake_kv(self) -> None: ...
 
 
-class EngineHandle(EngineCalls, MeasuringCalls, TurnCalls, SampleCalls, DeviceCalls, Protocol):
+class EngineHandle(EngineCalls, MeasuringCalls, RehearsalCalls, TurnCalls, SampleCalls, DeviceCalls, Protocol):
     """The Ray handle of a run's engine; which parts it has, the run's settings say (factory.py)."""
 
 

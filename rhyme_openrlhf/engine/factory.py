@@ -20,8 +20,16 @@ from rhyme_openrlhf.engine.actor_parts.devices import Devices
 from rhyme_openrlhf.engine.actor_parts.measuring import Measuring
 from rhyme_openrlhf.engine.actor_parts.moves import Moves
 from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
+from rhyme_openrlhf.engine.actor_parts.rehearsal import Rehearsal
 from rhyme_openrlhf.engine.actor_parts.turns import Turns
-from rhyme_openrlhf.engine.calls import AnswerCalls, DeviceCalls, MeasuringCalls, SampleCalls, TurnCalls
+from rhyme_openrlhf.engine.calls import (
+    AnswerCalls,
+    DeviceCalls,
+    MeasuringCalls,
+    RehearsalCalls,
+    SampleCalls,
+    TurnCalls,
+)
 
 # Every sample that an engine generates, and every prompt that waits for its turn, is a call; Ray's own limit is 1000.
 CALLS_AT_ONCE = 1_000_000
@@ -34,7 +42,10 @@ def parts_of(engine: Engine) -> dict[type, Part]:
     """Return the parts of a run's engine, as its settings ask for them, by the calls that each answers."""
     rhyme = engine.rhyme
     parts: dict[type, Part] = {MeasuringCalls: Measuring(engine)}
-    turns = Turns(engine) if rhyme.histopipe.enable else None
+    rehearsal = Rehearsal(engine) if rhyme.rehearsal.enable else None
+    if rehearsal is not None:
+        parts[RehearsalCalls] = rehearsal
+    turns = Turns(engine, rehearsal) if rhyme.histopipe.enable else None
     if turns is not None:
         parts[TurnCalls] = turns
     if rhyme.samples_move:

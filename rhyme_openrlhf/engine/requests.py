@@ -35,6 +35,8 @@ UNCOUNTED = "rhyme_uncounted"
 TRACE = "rhyme_trace"
 # The size of the speculation window that the request's sample had at another engine.
 WINDOW = "rhyme_window"
+# The request is a rehearsal: its text only serves to draft from, for samples of the prompt of this key.
+REHEARSED_PROMPT = "rhyme_rehearsed_prompt"
 # The request's context is there without being computed (profiling_connector.py).
 FILLED = "rhyme_filled_context"
 
@@ -86,6 +88,33 @@ def leave_out_unread(parameters: Any) -> None:
     parameters.detokenize = bool(parameters.stop)
     if parameters.logprobs == UPSTREAM_LOGPROBS:
         parameters.logprobs = 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the samples of a call are generated: upstream's arguments of `generate_responses`."""
+
+    parameters: Any
+    max_length: int
+    tokenizer: Any
+
+
+def rehearsal(key: str, text: str, how: Sampling, weight_version: int) -> tuple[Any, Any]:
+    """Return prompt and parameters of a rehearsal for the prompt `text` of this key.
+
+    Prompt and length are those of a real sample (openrlhf/utils/agent.py, SingleTurnAgentExecutor). The cache salt is
+    its own, because no real request shall find its KV blocks.
+    """
+    tokens = how.tokenizer(text=text, add_special_tokens=False)["input_ids"]
+    copy = final_only(how.parameters)
+    if copy.max_tokens is None:
+        copy.max_tokens = max(1, how.max_length - len(tokens))
+    tokens = tokens[-max(how.max_length - copy.max_tokens, 1) :]
+    copy.detokenize, copy.logprobs = bool(copy.stop), None
+    copy.extra_args = {UNCOUNTED: True, REHEARSED_PROMPT: key}
+    prompt = prompt_of(tokens, weight_version)
+    prompt["cache_salt"] = f"rehearsal-{weight_version}"
+    return prompt, copy
 
 
 def scored() -> Any:

@@ -1,8 +1,9 @@
 """Our plug-in of vLLM's scheduler: one class that overrides vLLM's methods once and tells its parts what happens.
 
-An engine has a meter and timing always. It has drafting where it speculates, moves where its samples can move, and
-pacing where it runs on another machine's clock. What a part is told: scheduler_parts/__init__.py. vLLM has a second
-scheduler for asynchronous scheduling, so the class has a twin with that one as its base.
+An engine has a meter and timing always. It has drafting where it speculates, rehearsals where it may
+rehearse, moves where its samples can move, and pacing where it runs on another machine's clock. What a part is told:
+scheduler_parts/__init__.py. vLLM has a second scheduler for asynchronous scheduling, so the class has a twin with that
+one as its base.
 
 Invariants: scheduling decisions are vLLM's own; the order of parts is the order in which they hear of a step. Checked
 against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`, `v1/core/sched/async_scheduler.py`, `v1/engine/core.py`.
@@ -18,7 +19,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from rhyme_openrlhf.engine.arguments import MOVES_KEY, PACE_KEY, SETTINGS_KEY
+from rhyme_openrlhf.engine.arguments import MOVES_KEY, PACE_KEY, REHEARSAL_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import names
 from rhyme_openrlhf.engine.patches import late_drafts
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess  # adds the channel to this process's EngineCore
@@ -27,6 +28,7 @@ from rhyme_openrlhf.engine.scheduler_parts.clock import Pacing, StepClock, Timin
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
 from rhyme_openrlhf.engine.scheduler_parts.meter import Meter, StatusFigures
 from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
+from rhyme_openrlhf.engine.scheduler_parts.rehearsal import Rehearsals
 
 
 class EngineScheduler(Scheduler):
@@ -53,6 +55,8 @@ class EngineScheduler(Scheduler):
         if SETTINGS_KEY in settings:
             self.drafting = self.drafting_part(self, self.clock, self.meter, self.timing)
             self.parts.append(self.drafting)
+            if settings.get(REHEARSAL_KEY):
+                self.parts.append(Rehearsals(self, self.drafting))
         if settings.get(MOVES_KEY):
             figures = StatusFigures()
             self.moves = self.moves_part(self, self.core, self.meter, figures, self.drafting)

@@ -19,6 +19,7 @@ from rhyme_openrlhf.settings.history import HistorySettings
 from rhyme_openrlhf.settings.latency import NONE, EmulateSettings, LatencySettings
 from rhyme_openrlhf.settings.moves import MoveSettings, ReallocationSettings
 from rhyme_openrlhf.settings.options import Settings, from_mapping
+from rhyme_openrlhf.settings.rehearsal import RehearsalSettings
 from rhyme_openrlhf.settings.run import LimitSettings, RunSettings
 from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
@@ -39,6 +40,7 @@ class RhymeSettings:
     move: MoveSettings = field(default_factory=MoveSettings)
     reallocation: ReallocationSettings = field(default_factory=ReallocationSettings)
     tp_switch: TpSwitchSettings = field(default_factory=TpSwitchSettings)
+    rehearsal: RehearsalSettings = field(default_factory=RehearsalSettings)
     run: RunSettings = field(default_factory=RunSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
@@ -72,11 +74,12 @@ class RhymeSettings:
 
         A process group breaks when an engine dies, and layouts that take turns or engines that load between two turns
         cannot all join one broadcast. OpenRLHF 0.11.2 broadcasts LoRA's adapters by PEFT's names, which vLLM refuses.
-        So these runs use the buffer on GPUs, too.
+        A broadcast comes to an engine unannounced, so rehearsals would run into it. These runs use the buffer on GPUs,
+        too.
         """
         if self.weights.transport != AUTO:
             return self
-        needs_buffer = self.samples_move or self.histopipe.enable or lora or not on_gpus
+        needs_buffer = self.samples_move or self.histopipe.enable or self.rehearsal.enable or lora or not on_gpus
         weights = dataclasses.replace(self.weights, transport=BUFFER if needs_buffer else OPENRLHF)
         return dataclasses.replace(self, weights=weights)
 
@@ -129,6 +132,7 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     MoveSettings,
     ReallocationSettings,
     TpSwitchSettings,
+    RehearsalSettings,
     RunSettings,
     LimitSettings,
     ControlSettings,

@@ -26,7 +26,7 @@ REWARD_METRIC = "reward"
 # What users call the model that is trained.
 POLICY = "policy model"
 
-EngineState = Literal["generate", "idle", "sync", "switch"]
+EngineState = Literal["generate", "idle", "rehearse", "sync", "switch"]
 BubbleCause = Literal["tail", "weights", "sync", "switch", "trainer", ""]
 NoteLevel = Literal["info", "warning", "error"]
 MoveCause = Literal["outlier_intra", "outlier_inter", "reallocation", "tp_switch", "engine_lost"]
@@ -160,7 +160,8 @@ class EngineStep(Event):
 class EngineInterval(Event):
     """One engine was in one state from `start` to `end` (unix seconds); an engine's intervals do not overlap.
 
-    "sync" is loading weights. `cause` says why an engine was idle, and is empty in the other states.
+    "sync" is loading weights; "rehearse" is generating what only serves to draft from, in place of being idle. `cause`
+    says why an engine was idle or rehearsed, and is empty in the other states.
     """
 
     kind: ClassVar[str] = "engine_interval"

@@ -179,13 +179,14 @@ def tokens_per_second(tokens: int, seconds: float) -> float | None:
 def bubble_seconds(intervals: Iterable[Interval]) -> dict[str, float]:
     """Engine seconds with nothing to run, by cause.
 
-    An engine that loads weights or switches its layout runs nothing either: its state is the cause.
+    An engine that rehearses has a bubble too, for the cause of its idleness. An engine that loads weights or switches
+    its layout runs nothing either: its state is the cause.
     """
     seconds: dict[str, float] = {}
     for interval in intervals:
         if interval.state == "generate":
             continue
-        cause = (interval.cause or UNEXPLAINED) if interval.state == "idle" else interval.state
+        cause = (interval.cause or UNEXPLAINED) if interval.state in ("idle", "rehearse") else interval.state
         seconds[cause] = seconds.get(cause, 0.0) + interval.end - interval.start
     return seconds
 

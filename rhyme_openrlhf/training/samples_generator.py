@@ -36,6 +36,7 @@ from rhyme_openrlhf.telemetry.events import RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
+from rhyme_openrlhf.training.coming_prompts import LOADER_FINISHED, coming_prompts, tell_engines
 from rhyme_openrlhf.training.engines import leave_out
 from rhyme_openrlhf.training.reproducible import random_state, set_random_state
 from rhyme_openrlhf.training.rollout_watch import SOURCE, RolloutWatch, rollout_finished
@@ -44,10 +45,6 @@ from rhyme_openrlhf.training.rollout_watch import SOURCE, RolloutWatch, rollout_
 REPORT_TIMEOUT_SECONDS = 120.0
 # History workers answer within milliseconds; a rollout does not wait longer to be spread a little better.
 LENGTHS_TIMEOUT_SECONDS = 2.0
-# In a data loader's state (torchdata 0.11): whether its epoch's prompts are all drawn.
-LOADER_FINISHED = "_iterator_finished"
-
-
 # Places of a step, each with the prompt (with label and image) that it has instead of its own.
 Swapped = tuple[tuple[int, tuple[str, Any, Any]], ...]
 
@@ -145,7 +142,8 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
         leave_out(self.vllm_engines, self.services)
-        if self._stage is None and not self._evaluating:
+        begins = self._stage is None and not self._evaluating
+        if begins:
             step = self.step + 1
             samples = len(prompts) * self.args.rollout.n_samples_per_prompt
             self.services.record(RolloutStarted(step, self.services.epoch_of(step), len(prompts), samples), SOURCE)
@@ -160,7 +158,14 @@ class RhymeSamplesGenerator(SamplesGenerator):
         announce(prompts, self.services.history_workers)
         lengths = self._last_lengths(prompts)
         with self._samples_at_home(prompts, lengths, **kwargs), self._by_predicted_work(lengths, **kwargs):
-            return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
+            calls = super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
+        if begins and self.services.settings.rehearsal.enable:
+            coming = coming_prompts(self.prompts_dataloader, len(prompts))
+            tell_engines(self.vllm_engines, coming, self._last_lengths(coming), self._samples_of_each(kwargs))
+        return calls
+
+    def _samples_of_each(self, generate_kwargs: dict[str, Any]) -> int:
+        return int(generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt))
 
     def start_home(self) -> None:
         """Have a home for samples, if they may move; it starts while the engines do."""
@@ -189,7 +194,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
         ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
         known = {prompt_key(prompt): list(of_prompt) for prompt, of_prompt in zip(prompts, lengths, strict=False)}
-        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        samples = self._samples_of_each(generate_kwargs)
         self._home.begin_step.remote(self.step + 1, len(prompts) * samples, known or None)
         engines = self.vllm_engines
         first = self._first_engines(lengths, samples) if len(lengths) == len(prompts) else None
@@ -242,7 +247,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         unfinished = ray.get(
             [engine.get_num_unfinished_requests.remote() for engine in engines], timeout=REPORT_TIMEOUT_SECONDS
         )
-        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        samples = self._samples_of_each(generate_kwargs)
         chosen = by_predicted_work(lengths, unfinished, samples)
         with self.sending_to(engines if chosen is None else routed(engines, chosen)):
             yield

@@ -34,11 +34,12 @@ from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Evaluat
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
+from rhyme_openrlhf.training.coming_prompts import LOADER_FINISHED
 from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequested, one_sentence
 from rhyme_openrlhf.training.reproducible import in_prompt_order, seed_controller
-from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState, RhymeSamplesGenerator
+from rhyme_openrlhf.training.samples_generator import GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.weights.check import WeightCheck
 from rhyme_openrlhf.weights.offers import OfferedWeightCheck, WeightOffers
 from rhyme_openrlhf.weights.sync import WeightSync

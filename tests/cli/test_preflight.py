@@ -350,6 +350,26 @@ def test_what_cannot_be_pipelined_is_named(tmp_path: Path, flags: list[str], nam
 
 
 @pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--no-histospec.siblings"], "--histospec.siblings"),
+        (["--drafting.source", "ngram"], "--drafting.source history"),
+        (["--train.colocate_all"], "--train.colocate_all"),
+        (["--move.enable"], "--move.enable"),
+        (["--drafting.runner", "v2-async"], "--drafting.runner v2-async"),
+        (["--train.agent_func_path", "agent.py"], "--train.agent_func_path"),
+        (["--data.dataloader_num_workers", "2"], "--data.dataloader_num_workers"),
+        (["--weights.transport", "openrlhf"], "--weights.transport"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_named(tmp_path: Path, flags: list[str], named: str) -> None:
+    with pytest.raises(preflight.PreflightError, match=f"--rehearsal.enable .*{named}") as error:
+        preflight.check(upstream.parse([*arguments(str(tmp_path)), "--rehearsal.enable", *flags]))
+    assert "\n" not in str(error.value)
+    preflight.check(upstream.parse([*arguments(str(tmp_path)), "--rehearsal.enable", "--run.reproducible"]))
+
+
+@pytest.mark.parametrize(
     "kind",
     ["qwen3_next", "jamba", "zamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "minimax"],
 )

@@ -29,21 +29,25 @@ def answering() -> dict[type, Any]:
     from rhyme_openrlhf.engine.actor_parts.devices import Devices
     from rhyme_openrlhf.engine.actor_parts.measuring import Measuring
     from rhyme_openrlhf.engine.actor_parts.moves import Moves
+    from rhyme_openrlhf.engine.actor_parts.rehearsal import Rehearsal
     from rhyme_openrlhf.engine.actor_parts.turns import Turns
     from rhyme_openrlhf.engine.scheduler_parts import moves as scheduler_moves
     from rhyme_openrlhf.engine.scheduler_parts.clock import Timing
     from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
     from rhyme_openrlhf.engine.scheduler_parts.meter import Meter
+    from rhyme_openrlhf.engine.scheduler_parts.rehearsal import Rehearsals
     from rhyme_openrlhf.engine.worker import WorkerExtension
 
     return {
         calls.SchedulerMeter: Meter,
         calls.SchedulerTiming: Timing,
         calls.SchedulerDrafting: Drafting,
+        calls.SchedulerRehearsal: Rehearsals,
         calls.SchedulerMoves: scheduler_moves.Moves,
         calls.WorkerCalls: WorkerExtension,
         calls.EngineCalls: RhymeRolloutActor,
         calls.MeasuringCalls: Measuring,
+        calls.RehearsalCalls: Rehearsal,
         calls.TurnCalls: Turns,
         calls.SampleCalls: Moves,
         calls.DeviceCalls: Devices,

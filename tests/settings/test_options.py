@@ -50,6 +50,7 @@ FROZEN = {
     "--histopipe.rank_groups": 0,
     "--histopipe.two_tier": True,
     "--histopipe.defer": False,
+    "--rehearsal.enable": False,
     "--move.enable": False,
     "--move.carrier": "auto",
     "--move.timeout_s": 30.0,

@@ -58,7 +58,7 @@ def a_generator(prompts: int, batch: int, ahead: int, seed: int) -> MadeUp:
         vllm=NS(enable_sleep=False),
         algo=NS(dynamic_filtering_enable=False),
     )
-    services = NS(settings=NS(run=NS(reproducible=True), outlives_engines=False))
+    services = NS(settings=NS(run=NS(reproducible=True), outlives_engines=False, rehearsal=NS(enable=False)))
     return MadeUp(NS(args=args), a_loader(prompts, seed), None, None, [], services=services)
 
 

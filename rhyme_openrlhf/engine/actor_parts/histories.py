@@ -15,9 +15,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import ray.exceptions
 
 from rhyme_openrlhf.engine.calls import Caller, SchedulerDrafting
 from rhyme_openrlhf.engine_errors import first_line
+from rhyme_openrlhf.history.worker import ask_last_lengths
 from rhyme_openrlhf.prompt_keys import owner, round_key
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
@@ -65,12 +68,22 @@ class HistoryFeed:
             self._installed.add(key)
             refused = await self.hand_over(key, buffer)
             if refused:
-                self._note(refused)
+                self.note(refused)
+
+    async def answered(self, keys: Sequence[str]) -> set[str]:
+        """Return those of these prompts that were answered before; what a worker does not say in time is not known."""
+        asked = ask_last_lengths(self._workers, keys) if self._workers and keys else []
+        found: set[str] = set()
+        for answer, places in asked:
+            with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+                lengths = await asyncio.wait_for(answer, self._timeout_s)
+                found.update(keys[place] for place, known in zip(places, lengths, strict=True) if known)
+        return found
 
     def _fails(self, number: int, how: str) -> None:
         if number not in self._failing:
             self._failing.add(number)
-            self._note(f"history worker {number} {how}: its prompts go on without drafts from history")
+            self.note(f"history worker {number} {how}: its prompts go on without drafts from history")
 
     async def _ask(self, number: int, key: str) -> np.ndarray | None:
         return await self._workers[number].index.remote(key)
@@ -93,7 +106,8 @@ class HistoryFeed:
             self._installed.discard(key)
             await self._scheduler(SchedulerDrafting.forget_history, key)
 
-    def _note(self, problem: str) -> None:
+    def note(self, problem: str) -> None:
+        """Keep a sentence for `take_problems`."""
         if len(self._problems) < KEPT_PROBLEMS:
             self._problems.append(problem)
 

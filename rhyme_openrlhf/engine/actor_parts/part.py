@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rhyme_openrlhf.engine.actor_parts.histories import Histories
 from rhyme_openrlhf.engine.actor_parts.timeline import EngineTimeline
 from rhyme_openrlhf.engine.calls import Caller, RanksCaller
-from rhyme_openrlhf.engine.requests import Seeds
+from rhyme_openrlhf.engine.requests import Sampling, Seeds
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.weights.buckets import Segment
@@ -133,11 +133,21 @@ class Part:
     def has_started(self) -> None:
         """React to the engine's start, after its first requests were answered."""
 
+    def asked(self, how: Sampling) -> None:
+        """React to a call for a prompt's samples."""
+
     def sample_started(self, request_id: str) -> None:
         """React to a sample's request that goes to vLLM."""
 
     def sample_ended(self, request_id: str) -> None:
         """React to the end of a sample's request."""
+
+    async def closes(self) -> None:
+        """React to a coming weight load: no sample may start from now on."""
+
+    def uncounted(self) -> int:
+        """Return how many requests of vLLM's are no samples."""
+        return 0
 
     def answered(self) -> None:
         """React to the end of the current task's call of `generate`, successful or not."""

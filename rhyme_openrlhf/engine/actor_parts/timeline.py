@@ -18,11 +18,14 @@ from dataclasses import dataclass
 
 # Not a state that is told: another engine's timeline has this time.
 ELSEWHERE = "elsewhere"
+# States of an engine with nothing to run, each with a cause; in the second it generates texts to draft from.
+IDLE, REHEARSE = "idle", "rehearse"
+BUBBLES = (IDLE, REHEARSE)
 
 
 @dataclass(frozen=True)
 class TimelineInterval:
-    """The engine was in `state` ("generate", "idle", "sync", "switch") from `start` to `end` (unix seconds)."""
+    """The engine was in `state` ("generate", "idle", "rehearse", "sync", "switch") between two unix times."""
 
     state: str
     start: float
@@ -35,7 +38,7 @@ class EngineTimeline:
     """Collects what an engine is doing; starts idle at `now`."""
 
     def __init__(self, now: float) -> None:
-        self._state = "idle"
+        self._state = IDLE
         self._since = now
         self._version = 0
         self._closed: list[tuple[str, float, float, int]] = []
@@ -71,17 +74,17 @@ class EngineTimeline:
         for state, start, end, version in closed:
             if state == ELSEWHERE:
                 continue
-            if state != "idle":
+            if state not in BUBBLES:
                 cause = "sync" if state == "sync" else ""
                 intervals.append(TimelineInterval(state, start, end, cause, version))
                 generated = generated or (state == "generate" and end > rollout_start)
                 continue
             if start < rollout_start:
                 outside = min(end, rollout_start)
-                intervals.append(TimelineInterval("idle", start, outside, "trainer", version))
+                intervals.append(TimelineInterval(state, start, outside, "trainer", version))
                 start = outside
             if end > start:
-                intervals.append(TimelineInterval("idle", start, end, "tail" if generated else "weights", version))
+                intervals.append(TimelineInterval(state, start, end, "tail" if generated else "weights", version))
         return intervals
 
 
@@ -101,7 +104,7 @@ class CausedTimeline(EngineTimeline):
 
     def because(self, cause: str, now: float) -> None:
         """Note that idle time from `now` on, running or to come, is for this cause."""
-        if cause != self._cause and self._state == "idle":
+        if cause != self._cause and self._state in BUBBLES:
             self._cut(now)
         self._cause = cause
 
@@ -109,7 +112,7 @@ class CausedTimeline(EngineTimeline):
         if now <= self._since:
             return
         if self._state != ELSEWHERE:
-            causes = {"idle": self._cause, "sync": "sync", "switch": "switch"}
+            causes = dict.fromkeys(BUBBLES, self._cause) | {"sync": "sync", "switch": "switch"}
             cause = causes.get(self._state, "")
             self._intervals.append(TimelineInterval(self._state, self._since, now, cause, self._version))
         self._since = now

@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
+from rhyme_openrlhf.engine.actor_parts.rehearsal import Rehearsal
 from rhyme_openrlhf.engine.actor_parts.timeline import ELSEWHERE, CausedTimeline
 from rhyme_openrlhf.engine.calls import SchedulerMeter, SchedulerMoves
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateError
 from rhyme_openrlhf.engine.messages import Loaded, RunningSamples, TurnReport
-from rhyme_openrlhf.engine.requests import current_sample
+from rhyme_openrlhf.engine.requests import Sampling, current_sample
 from rhyme_openrlhf.engine_errors import WeightLoadError
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -61,8 +62,9 @@ _current: ContextVar[TurnCall | None] = ContextVar("pipeline_call", default=None
 class Turns(Part):
     """The turns of one engine of a pipelined run."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, rehearsal: Rehearsal | None = None) -> None:
         super().__init__(engine)
+        self._rehearsal = rehearsal
         self._turns = EngineTurns()
         self._segments: dict[int, Segment] = {}
         self._loads: dict[int, asyncio.Future[Loaded | None]] = {}
@@ -175,6 +177,10 @@ class Turns(Part):
         """
         call = TurnCall(number, place, arguments["num_samples"])
         self._calls.add(call)
+        # Evaluations are no prompts of the data loader.
+        if self._rehearsal is not None and place >= 0 and not arguments["images"]:
+            how = Sampling(arguments["sampling_params"], arguments["max_length"], arguments["hf_tokenizer"])
+            self._rehearsal.expect(arguments["prompt"], how)
         try:
             await self._until_begun(call)
             _current.set(call)

@@ -8,7 +8,8 @@ Read in this order:
 1. `meter` counts what steps did: counters, traces of drafts, figures of an engine's status.
 2. `clock` says how long decode steps take, or makes them as long as a profile says.
 3. `drafting` asks the source for drafts (`drafting/`), keeps them within a step, and learns what drafts gain.
-4. `moves` stops, keeps and takes up samples that go from engine to engine.
+4. `rehearsal` ends rehearsals and keeps their texts as drafts.
+5. `moves` stops, keeps and takes up samples that go from engine to engine.
 
 Invariant: a part changes nothing in vLLM's scheduling unless it was asked to.
 """

@@ -41,7 +41,7 @@ from rhyme_openrlhf.drafting.planner import Decision, DecisionLog
 from rhyme_openrlhf.drafting.source import DraftSource, Verified, WorkerProposals
 from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import SchedulerDrafting
-from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, WINDOW
+from rhyme_openrlhf.engine.requests import PROMPT_KEY, REHEARSED_PROMPT, TRACE, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
 from rhyme_openrlhf.engine.scheduler_parts.meter import DraftTraces, Meter, extra_arguments
@@ -109,6 +109,10 @@ class Drafting(Part):
         # Steps are scheduled ahead; and requests whose tokens under way vLLM drops.
         self._late = bool(config.scheduler_config.async_scheduling)
         self._dropped: set[str] = set()
+        # The prompt of each rehearsal: a request that has no drafts, and whose text stays to draft from.
+        self._rehearsals: dict[str, str] = {}
+        # Whether the step under way has no other requests; then nothing is learnt from it.
+        self._only_rehearsals = False
         self.use(SOURCES[self.settings.source](self.histospec, self.settings))
 
     def use(self, source: DraftSource) -> None:
@@ -178,6 +182,11 @@ class Drafting(Part):
     def draft(self, proposed: DraftTokenIds) -> None:
         """Give each request that decodes its draft for the next step; `proposed`: what vLLM's worker proposes."""
         names = proposed.req_ids
+        if self._only_rehearsals:
+            self._ticket = None
+            self.source.leave_out()
+            self.source.read([name for name in names if name in self._rehearsals])
+            return
         if self._timing.forced_drafts is not None:
             self._draft_dummies(names, [DUMMY] * self._timing.forced_drafts)
             return
@@ -283,6 +292,7 @@ class Drafting(Part):
 
     def scheduled(self, output: Any, before: DecodeStep | None) -> None:
         """Compare what the step before took with what was expected of it, and learn what drafts gain."""
+        self._only_rehearsals = self._rehearsals.keys() >= output.num_scheduled_tokens.keys()
         if before is not None:
             self.source.took(self._passes, before.running, before.seconds)
             if self._decided is not None:
@@ -330,7 +340,8 @@ class Drafting(Part):
                 kept = [(name, new) for name, new in zip(requests, tokens, strict=True) if name not in self._dropped]
                 requests, tokens = [name for name, _ in kept], [new for _, new in kept]
             self.source.append(requests, tokens)
-        self._meter.add_draft_seconds(time.perf_counter() - started)
+        if not self._only_rehearsals:
+            self._meter.add_draft_seconds(time.perf_counter() - started)
 
     # --- requests and weights
 
@@ -342,14 +353,20 @@ class Drafting(Part):
 
     def _start(self, request: Any) -> None:
         arguments = extra_arguments(request)
+        key = arguments.get(PROMPT_KEY)
+        if REHEARSED_PROMPT in arguments:
+            key = self._rehearsals[request.request_id] = arguments[REHEARSED_PROMPT]
         most_tokens = min(self._scheduler.max_model_len, request.num_prompt_tokens + request.max_tokens)
         self.source.start(
-            request.request_id, arguments.get(PROMPT_KEY), request.all_token_ids[:], request.num_prompt_tokens,
+            request.request_id, key, request.all_token_ids[:], request.num_prompt_tokens,
             most_tokens, arguments.get(WINDOW),
         )  # fmt: skip
 
     def freed(self, request_id: str) -> None:
-        self.source.finish(request_id)
+        if (prompt := self._rehearsals.pop(request_id, None)) is not None:
+            self.source.keep(request_id, prompt)
+        else:
+            self.source.finish(request_id)
         self._ruled.discard(request_id)
         self._dropped.discard(request_id)
         self._traces.finish(request_id)

@@ -111,7 +111,8 @@ class StepMeter:
 
     def end_step(self, emitted: Iterable[Sequence[Emitted]], seconds: float) -> None:
         """Count what the step gave its samples, and how long it took."""
-        if self._ignored and not self._decoding and not self._prefilling:
+        # Of samples that are not counted, or were aborted meanwhile.
+        if not self._decoding and not self._prefilling:
             return
         totals = self._totals
         tokens = first = 0

@@ -21,10 +21,13 @@ WAITS: dict[str, str] = {
     "switch": "changing its layout",
     "trainer": "waiting for the trainer",
     "unexplained": "without a reported cause",
+    # In the timeline in place of the cause.
+    "rehearse": "rehearsing coming prompts, with nothing else to run",
 }
 # The same states as names in a legend.
 NAMES: dict[str, str] = {
     "generate": "Generating",
+    "rehearse": "Rehearsing",
     "tail": "Others' tail",
     "weights": "First request",
     "sync": "Loading weights",

@@ -54,7 +54,7 @@ class Wait:
 
 
 def lane_state(interval: LaneInterval) -> str:
-    """Return GENERATE, or the cause that the engine waits for: a key of `palette.LANES`."""
+    """Return GENERATE, or the cause or state of a wait: a key of `palette.LANES`."""
     if interval.state == GENERATE:
         return GENERATE
     cause = (interval.cause or UNEXPLAINED) if interval.state == "idle" else interval.state

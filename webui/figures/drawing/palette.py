@@ -17,6 +17,7 @@ RED = "#dc4c4c"
 GOLD = "#a37f08"
 CYAN = "#1b93ad"
 GREY = "#7b8494"
+OLIVE = "#7d8b1f"
 
 CATEGORICAL: tuple[str, ...] = (BLUE, ORANGE, GREEN, PURPLE, RED, GOLD, CYAN, GREY)
 # Dashes and symbols change together with the colour, so that series can be told apart in greyscale.
@@ -26,7 +27,7 @@ _SVG_DASHES: tuple[str, ...] = ("", "6 3", "2 2", "6 2 2 2", "9 3", "9 3 2 3", "
 SYMBOLS: tuple[str, ...] = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "hexagon")
 
 # One colour for each state of an engine (`telemetry/events.py`), the same everywhere.
-STATES: dict[str, str] = {"generate": GREEN, "idle": GREY, "sync": BLUE, "switch": PURPLE}
+STATES: dict[str, str] = {"generate": GREEN, "idle": GREY, "rehearse": OLIVE, "sync": BLUE, "switch": PURPLE}
 # Causes for which an engine with nothing to run waits, in stacking order.
 CAUSES: dict[str, str] = {
     "tail": ORANGE,
@@ -37,7 +38,7 @@ CAUSES: dict[str, str] = {
     "unexplained": RED,
 }
 # States and causes of waiting: the colours of the timeline's lanes.
-LANES: dict[str, str] = {"generate": STATES["generate"], **CAUSES}
+LANES: dict[str, str] = {"generate": STATES["generate"], "rehearse": STATES["rehearse"], **CAUSES}
 # Arrows cross lanes of every colour, so they have a colour of their own.
 MOVE = "#8b6fe8"
 # The trainer's stages share one colour and differ by pattern (`plotly`'s names), so that the lanes' colours stay
