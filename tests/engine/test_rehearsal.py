@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.engine import requests
-from rhyme_openrlhf.engine.calls import SchedulerMeter
+from rhyme_openrlhf.engine.calls import RehearsalCalls, SchedulerMeter
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.rehearsal import RehearsalSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -59,6 +59,13 @@ def until(condition: Any) -> None:
         time.sleep(0.005)
 
 
+def until_rehearsed(actor: Actor, samples: int) -> None:
+    """Wait until so many rehearsals were begun of the prompts that are to come, and all are over."""
+    part: Any = actor.raw.parts[RehearsalCalls]
+    until(lambda: sum(part._begun.values()) == samples and part.uncounted() == 0)
+    until(lambda: not unfinished(actor))
+
+
 async def answered(actor: Actor, prompt: str, max_tokens: int) -> Any:
     """Generate one real sample of a prompt, as a call of OpenRLHF's does."""
 
@@ -83,7 +90,7 @@ def test_an_idle_engine_rehearses_what_comes_next_and_counts_nothing(actor: Acto
     began = time.time()
     expect(actor, text(1), text(2))
     assert actor.raw.get_num_unfinished_requests() == 0
-    until(lambda: actor.raw.timeline.state == "idle" and not unfinished(actor))
+    until_rehearsed(actor, 4)
     states = [one.state for one in actor.raw.timeline.take(began, time.time())]
     assert "rehearse" in states and "generate" not in states
     assert actor.call(actor.raw.totals()) == before
@@ -91,7 +98,7 @@ def test_an_idle_engine_rehearses_what_comes_next_and_counts_nothing(actor: Acto
 
 def test_a_real_sample_is_drafted_from_its_rehearsal_until_it_has_ended(actor: Actor) -> None:
     expect(actor, text(3))
-    until(lambda: actor.raw.timeline.state == "idle" and not unfinished(actor))
+    until_rehearsed(actor, 2)
     first, done = measured(actor, text(3))
     assert done.response_tokens == SHORT and done.finished_samples == 1
     # At temperature 0 the rehearsal was the same text.
@@ -124,7 +131,7 @@ def test_a_weight_load_ends_all_rehearsals(actor: Actor, tmp_path: Path) -> None
 
 def test_prompts_that_never_came_leave_nothing(actor: Actor) -> None:
     expect(actor, text(40))
-    until(lambda: actor.raw.timeline.state == "idle" and not unfinished(actor))
+    until_rehearsed(actor, 2)
     expect(actor)
     expect(actor)
     first, outdated = measured(actor, text(40))

@@ -8,9 +8,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.engine.requests import PROMPT_KEY, REHEARSED_PROMPT, UNCOUNTED
@@ -103,3 +105,53 @@ def test_rehearsals_count_nowhere(scheduler: Any) -> None:
     scheduler.calls["end_rehearsals"]()
     assert scheduler.meter.counters() == before
     assert scheduler.drafting.take_decisions().get("running", []) == []
+
+
+REAL = st.tuples(st.just("real"), st.sampled_from("pq"))
+REHEARSE = st.tuples(st.just("rehearse"), st.sampled_from("pqr"))
+OTHERS = st.sampled_from([("step", ""), ("abort real", ""), ("end", ""), ("forget", "r"), ("abort rehearsals", "")])
+# In which rehearsals and steps are the most frequent.
+ACTS = st.lists(st.one_of(REHEARSE, st.just(("step", "")), OTHERS, REAL), max_size=40)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ACTS)
+def test_whatever_happens_real_samples_never_share_a_step_and_nothing_is_counted_or_left(
+    scheduler: Any, acts: list[tuple[str, str]]
+) -> None:
+    """The order of requests, aborts and steps is free; real samples' figures are those of their own steps alone."""
+    source = scheduler.drafting.source
+    began = scheduler.meter.counters()
+    expected = {"response_tokens": 0, "sample_steps": 0, "prompt_tokens": 0}
+    for number, (act, prompt) in enumerate(acts):
+        real = [name for name in scheduler.requests if name.startswith("real")]
+        rehearsed = [name for name in scheduler.requests if name.startswith("rehearsal")]
+        if act == "real":
+            add(scheduler, f"real {number}", **{PROMPT_KEY: prompt})
+        elif act == "rehearse":
+            rehearse(scheduler, f"rehearsal {number}", prompt)
+        elif act == "abort real":
+            scheduler.finish_requests(real, RequestStatus.FINISHED_ABORTED)
+        elif act == "abort rehearsals":
+            scheduler.finish_requests(rehearsed, RequestStatus.FINISHED_ABORTED)
+        elif act == "end":
+            scheduler.calls["end_rehearsals"]()
+        elif act == "forget":
+            scheduler.calls["forget_rehearsed"]([prompt])
+        elif scheduler.requests:
+            new = [name for name in real if not scheduler.requests[name].num_output_tokens]
+            scheduled = step(scheduler).num_scheduled_tokens
+            # Some wait for a seat.
+            computed = scheduled.keys() & real
+            assert computed == scheduled.keys() or not real
+            first = len(computed.intersection(new))
+            expected["response_tokens"] += len(computed)
+            expected["sample_steps"] += len(computed) - first
+            expected["prompt_tokens"] += first * len(PROMPT)
+        names = list(scheduler.requests)
+        assert not (any("real" in name for name in names) and any("rehearsal" in name for name in names))
+    counted = scheduler.meter.counters()
+    assert {name: counted[name] - began[name] for name in expected} == expected
+    scheduler.finish_requests(list(scheduler.requests), RequestStatus.FINISHED_ABORTED)
+    scheduler.calls["forget_rehearsed"](["p", "q", "r"])
+    assert source._kept == {} and source._samples == {}
