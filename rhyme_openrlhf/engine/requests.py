@@ -92,7 +92,7 @@ def leave_out_unread(parameters: Any) -> None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the samples of a call are generated: upstream's arguments of `generate_responses`."""
+    """Sampling parameters, longest length and tokenizer of a call: upstream's arguments of `generate_responses`."""
 
     parameters: Any
     max_length: int

@@ -356,7 +356,6 @@ def test_what_cannot_be_pipelined_is_named(tmp_path: Path, flags: list[str], nam
         (["--drafting.source", "ngram"], "--drafting.source history"),
         (["--train.colocate_all"], "--train.colocate_all"),
         (["--move.enable"], "--move.enable"),
-        (["--drafting.runner", "v2-async"], "--drafting.runner v2-async"),
         (["--train.agent_func_path", "agent.py"], "--train.agent_func_path"),
         (["--data.dataloader_num_workers", "2"], "--data.dataloader_num_workers"),
         (["--weights.transport", "openrlhf"], "--weights.transport"),
@@ -367,6 +366,10 @@ def test_what_cannot_be_rehearsed_is_named(tmp_path: Path, flags: list[str], nam
         preflight.check(upstream.parse([*arguments(str(tmp_path)), "--rehearsal.enable", *flags]))
     assert "\n" not in str(error.value)
     preflight.check(upstream.parse([*arguments(str(tmp_path)), "--rehearsal.enable", "--run.reproducible"]))
+    # Refused before without a GPU.
+    late = upstream.parse([*arguments(str(tmp_path)), "--rehearsal.enable", "--drafting.runner", "v2-async"])
+    with pytest.raises(preflight.PreflightError, match="--rehearsal.enable .*--drafting.runner v2-async"):
+        preflight._check_rehearsal(late)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def until(condition: Any) -> None:
 
 
 def until_rehearsed(actor: Actor, samples: int) -> None:
-    """Wait until so many rehearsals were begun of the prompts that are to come, and all are over."""
+    """Wait until `samples` rehearsals of the prompts that are to come have begun, and all are over."""
     part: Any = actor.raw.parts[RehearsalCalls]
     until(lambda: sum(part._begun.values()) == samples and part.uncounted() == 0)
     until(lambda: not unfinished(actor))

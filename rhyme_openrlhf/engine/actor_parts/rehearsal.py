@@ -157,7 +157,7 @@ class Rehearsal(Part):
         self._ending.pop(request_id, None)
         ended = self._running.pop(request_id, None) is not None
         error = None if task.cancelled() else task.exception()
-        if error is not None:
+        if isinstance(error, Exception):
             self._coming.clear()
             # An engine whose core died says so to the next real request.
             if not isinstance(error, EngineDeadError):
