@@ -125,7 +125,7 @@ def test_a_weight_load_ends_all_rehearsals(actor: Actor, tmp_path: Path) -> None
     expect(actor, *(text(number) for number in range(30, 38)), max_tokens=LONG)
     until(lambda: unfinished(actor) == 8 * 2)
     actor.call(actor.raw.load_weights(stored(model_with(1.0), 1, tmp_path)))
-    assert unfinished(actor) == 0 and actor.raw.get_weight_version() == 1
+    assert unfinished(actor) == 0 and actor.raw.weight_version == 1
     assert actor.raw.timeline.state == "idle"
 
 
