@@ -1,4 +1,4 @@
-"""Response texts of four made-up tasks, for replays of drafts.
+"""Response texts of six made-up tasks, for replays of drafts.
 
 This script writes the responses, not a model: a template with random phrases, orders of steps and slips, as a policy
 samples them. Each sample of a prompt draws its own phrases. Slips become rarer from epoch to epoch.
@@ -7,8 +7,10 @@ samples them. Each sample of a prompt draws its own phrases. Slips become rarer 
     reasoning   a word problem  ->  four or five sentences of about 50 tokens, a token a word or digit
     product     "37*8="  ->  "30*8=240,7*8=56,240+56=296;296", a token a character
     code        a function that is asked for  ->  its source of about 60 tokens, a token a word or sign
+    sorting     numbers to sort  ->  the list after each insertion, about 100 tokens, a token a digit, word or sign
+    journey     a travel with a change  ->  three steps of reasoning of about 60 tokens, a token a word or digit
 
-The rules of drafts were chosen with the first two and the recorded runs in view. Nothing was chosen by the last two.
+The rules of drafts were chosen with the first two and the recorded runs in view. Nothing was chosen by the others.
 """
 
 from __future__ import annotations
@@ -119,6 +121,52 @@ def code(prompt: random.Random, rng: random.Random, slips: float) -> tuple[list[
     return _words(f"Write a function for the {verb} of all {noun} above {least} ."), _words(said), bound == least
 
 
+def sorting(prompt: random.Random, rng: random.Random, slips: float) -> tuple[list[str], list[str], bool]:
+    """Return the tokens of a prompt and of a response, and whether the response is right."""
+    numbers = [prompt.randrange(10, 100) for _ in range(prompt.randrange(4, 7))]
+    said = [rng.choice(("Sort by insertion .", "I insert one number after the other .", "Start with an empty list ."))]
+    so_far: list[int] = []
+    for number in numbers:
+        so_far = sorted([*so_far, number if rng.random() >= slips else number + 1])
+        listed = " , ".join(map(str, so_far))
+        said.append(rng.choice((f"Insert {number} : {listed} .", f"Now {number} gives {listed} .")))
+    said.append(f"Result : {' , '.join(map(str, so_far))} <end>")
+    return _words("Sort " + " ".join(map(str, numbers))), _words(" ".join(said)), so_far == sorted(numbers)
+
+
+CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Quito", "Delhi", "Tunis", "Paris")
+
+
+def journey(prompt: random.Random, rng: random.Random, slips: float) -> tuple[list[str], list[str], bool]:
+    """Return the tokens of a prompt and of a response, and whether the response is right."""
+    a, b, c = prompt.sample(CITIES, 3)
+    first, second, wait = prompt.randrange(2, 9), prompt.randrange(2, 9), prompt.randrange(1, 4)
+    start = prompt.randrange(0, 12)
+    there = _slip(start + first, slips, rng)
+    goes = _slip(there + wait, slips, rng)
+    ends = _slip(goes + second, slips, rng)
+    starts = (
+        f"The train leaves {a} at {start} and needs {first} hours , so it reaches {b} at {there} .",
+        f"From {a} to {b} takes {first} hours : {start} + {first} = {there} .",
+        f"Leaving at {start} , we are in {b} at {there} .",
+    )
+    waits = (
+        f"We wait {wait} hours in {b} until {goes} .",
+        f"The next train goes at {there} + {wait} = {goes} .",
+    )
+    arrivals = (
+        f"To {c} it takes {second} hours more , so we arrive at {ends} .",
+        f"{goes} + {second} = {ends} , the arrival in {c} .",
+    )
+    answers = (f"Answer : {ends}", f"We arrive in {c} at {ends} . Answer : {ends}")
+    said = [rng.choice(choices) for choices in (starts, waits, arrivals, answers)]
+    asked = (
+        f"A train leaves {a} at {start} . It needs {first} hours to {b} , waits {wait} hours "
+        f"and needs {second} hours to {c} . When does it arrive ?"
+    )
+    return _words(asked), _words(" ".join(said) + " <end>"), ends == start + first + wait + second
+
+
 def _words(text: str) -> list[str]:
     return re.findall(r"\d|[^\d\s]+", text)
 
@@ -128,6 +176,8 @@ TASKS: dict[str, Callable[[random.Random, random.Random, float], tuple[list[str]
     "reasoning": reasoning,
     "product": product,
     "code": code,
+    "sorting": sorting,
+    "journey": journey,
 }
 
 

@@ -30,9 +30,9 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 # Of the demonstration's recordings, the one whose responses, logs and machines are shown.
-DEMO = "sorting-and-arithmetic"
+DEMO = "drafts-seed-1"
 # The one that it is compared with.
-OTHER = "without-speculation"
+OTHER = "no-drafts-seed-1"
 # Steps of it that a run has which is still under way.
 LIVE_STEPS = 14
 # Picture -> address, with names of the demonstration's runs. {live} is the first run under way; {synthetic} has moves,
@@ -149,15 +149,12 @@ def main(argv: list[str]) -> int:
 
 def import_runs(folder: Path) -> dict[str, str]:
     """Put the runs into the store of `folder`; gives uids, and an experiment's id, by their names in `PAGES`."""
-    from sqlalchemy import update
-
     from rhyme_openrlhf import embedded
-    from rhyme_openrlhf.api.demo.demonstration import SYNTHETIC
+    from rhyme_openrlhf.api.demo.demonstration import IN_EXPERIMENT, SYNTHETIC, compare
     from rhyme_openrlhf.api.demo.recording import unpack
     from rhyme_openrlhf.api.demo.synthetic_run import write_run_directory
     from rhyme_openrlhf.api.ingest.importer import import_directory
     from rhyme_openrlhf.api.store.database import Database
-    from rhyme_openrlhf.api.store.models import Experiment, Run
 
     (folder / "runs").mkdir(parents=True)
     database = Database(f"sqlite:///{folder / 'rhyme.sqlite'}")
@@ -167,17 +164,12 @@ def import_runs(folder: Path) -> dict[str, str]:
     synthetic = folder / "runs" / "synthetic"
     write_run_directory(synthetic, SYNTHETIC)
     found = {}
-    for name, directory in (("synthetic", synthetic), ("other", recorded[OTHER]), ("demo", recorded[DEMO])):
-        found[name] = import_directory(database, directory, now).run_uid
+    found["synthetic"] = import_directory(database, synthetic, now).run_uid
+    compared = sorted((name for name in recorded if IN_EXPERIMENT.fullmatch(name)), reverse=True)
+    uids = {name: import_directory(database, recorded[name], now).run_uid for name in compared}
+    found["demo"], found["other"] = uids[DEMO], uids[OTHER]
+    found["experiment"] = str(compare(database, list(uids.values()), now))
     found["live"] = report_run(database, recorded[DEMO], now)
-    with database.writing() as session:
-        experiment = Experiment(name="speculation", created_at=now)
-        session.add(experiment)
-        session.flush()
-        session.execute(
-            update(Run).where(Run.uid.in_((found["demo"], found["other"]))).values(experiment_id=experiment.id)
-        )
-        found["experiment"] = str(experiment.id)
     database.dispose()
     return found
 

@@ -6,14 +6,15 @@ The demo starts no runs and keeps nothing: all files are in a folder that the ca
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from anyio.to_thread import run_sync
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from rhyme_openrlhf import embedded
@@ -22,15 +23,21 @@ from rhyme_openrlhf.api.demo.recording import move_run, unpack
 from rhyme_openrlhf.api.demo.replay import SPEED, Replay
 from rhyme_openrlhf.api.demo.synthetic_run import LABEL, SyntheticRun, write_run_directory
 from rhyme_openrlhf.api.ingest.importer import import_directory
-from rhyme_openrlhf.api.store.database import DatabaseError
-from rhyme_openrlhf.api.store.models import Run, RunTag
+from rhyme_openrlhf.api.store.database import Database, DatabaseError
+from rhyme_openrlhf.api.store.models import Experiment, Run, RunTag
 
 # The recorded run that is replayed.
-LIVE = "sorting-and-arithmetic"
+LIVE = "drafts-seed-1"
+# Recorded one after the other: the same settings but for the seed, with drafts from history and without.
+EXPERIMENT = "history drafts, three seeds"
+IN_EXPERIMENT = re.compile(r"(no-)?drafts-seed-\d+")
+EXPERIMENT_NOTE = (
+    "Six recordings, made one after the other on one machine: three seeds with drafts from history and three without. "
+    "Drafts do not change what is learned, so the rewards of both groups differ by chance alone. Seconds differ."
+)
 RECORDED_NOTE = (
     "A recording of `rhyme demo` on two CPU cores. Its events, logs and responses are original; only times, paths and "
-    "machine names were changed. The machine did other work during some recordings, so their seconds cannot be "
-    "compared. Nothing runs now."
+    "machine names were changed. Nothing runs now."
 )
 REPLAYED_NOTE = (
     f"A recording that is replayed once at {SPEED:g} times its speed through the real ingestion; its first steps are "
@@ -83,14 +90,29 @@ def show(service: Service, directory: Path) -> Replay:
     write_run_directory(synthetic, SYNTHETIC)
     past = [(path, f"{name} (recording)", "recording", RECORDED_NOTE) for name, path in recorded.items()]
     past.append((synthetic, SYNTHETIC.name, "synthetic", SYNTHETIC_NOTE))
+    compared = []
     # The oldest run first, as they would have arrived, so that the newest is on top.
     for number, (path, name, tag, note) in reversed(list(enumerate(past, start=1))):
         move_run(path, now - number * APART_SECONDS)
-        _label(service, import_directory(service.database, path, now).run_uid, name, tag, note)
+        uid = import_directory(service.database, path, now).run_uid
+        _label(service, uid, name, tag, note)
+        if IN_EXPERIMENT.fullmatch(path.name):
+            compared.append(uid)
+    compare(service.database, compared, now)
     replay.announce()
     _label(service, replay.run_uid, f"{LIVE} (replayed recording)", "recording", REPLAYED_NOTE)
     replay.tick()
     return replay
+
+
+def compare(database: Database, runs: Sequence[str], now: float) -> int:
+    """Make the experiment of the runs with these uids, and return its id."""
+    with database.writing() as session:
+        experiment = Experiment(name=EXPERIMENT, description=EXPERIMENT_NOTE, created_at=now)
+        session.add(experiment)
+        session.flush()
+        session.execute(update(Run).where(Run.uid.in_(runs)).values(experiment_id=experiment.id))
+        return experiment.id
 
 
 def _label(service: Service, uid: str, name: str, tag: str, note: str) -> None:

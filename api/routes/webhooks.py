@@ -55,6 +55,10 @@ def _checked_url(url: str) -> str:
     return url
 
 
+StalledMinutes = Annotated[float, Field(ge=1, le=MINUTES_PER_WEEK)]
+RewardFall = Annotated[float, Field(gt=0, le=1e9)]
+IdlePercent = Annotated[float, Field(ge=0, lt=100)]
+Events = Annotated[list[WebhookEvent], Field(min_length=1, max_length=len(WEBHOOK_EVENTS))]
 Url = Annotated[str, Field(min_length=1, max_length=URL_LENGTH, pattern=NO_NUL), AfterValidator(_checked_url)]
 
 
@@ -79,10 +83,10 @@ class WebhookPage(View):
     next_cursor: str | None
 
 
-def _limit(event: WebhookEvent, **bounds: Any) -> Any:
+def _limit(event: WebhookEvent) -> Any:
     """Return the field of an event's limit."""
     _, default, meaning = WEBHOOK_LIMITS[event]
-    return Field(default=default, description=f"{event}: {meaning}.", **bounds)
+    return Field(default=default, description=f"{event}: {meaning}.")
 
 
 class NewWebhook(Body):
@@ -97,10 +101,24 @@ class NewWebhook(Body):
     name: Name
     url: Url = Field(description="Where messages are posted to.")
     form: Form = Field(default="json", description="slack: an incoming webhook of Slack, or what takes its form.")
-    events: list[WebhookEvent] = Field(min_length=1, max_length=len(WEBHOOK_EVENTS), description="What it is about.")
-    stalled_minutes: float = _limit("stalled", ge=1, le=MINUTES_PER_WEEK)
-    reward_fall: float = _limit("reward_fell", gt=0, le=1e9)
-    idle_percent: float = _limit("engine_idle", ge=0, lt=100)
+    events: Events = Field(description="What it is about.")
+    stalled_minutes: StalledMinutes = _limit("stalled")
+    reward_fall: RewardFall = _limit("reward_fell")
+    idle_percent: IdlePercent = _limit("engine_idle")
+
+
+class WebhookChange(Body):
+    """Changes of a webhook; missing fields stay unchanged, and so does the secret."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"events": ["failed"], "stalled_minutes": 20}]})
+
+    name: Name | None = None
+    url: Url | None = None
+    form: Form | None = None
+    events: Events | None = None
+    stalled_minutes: StalledMinutes | None = None
+    reward_fall: RewardFall | None = None
+    idle_percent: IdlePercent | None = None
 
 
 class IssuedWebhook(WebhookView):
@@ -185,6 +203,20 @@ def get_webhook(webhook_id: WebhookId, who: auth.Operator, service: ServiceDep) 
     """Return a webhook without its secret."""
     with service.database.reading() as session:
         return WebhookView.model_validate(_find(session, webhook_id))
+
+
+@router.patch("/{webhook_id}", responses=documented(404), summary="Change a webhook")
+def edit_webhook(webhook_id: WebhookId, body: WebhookChange, who: auth.Operator, service: ServiceDep) -> WebhookView:
+    """Change a webhook. Messages that wait go to its new address."""
+    given = body.model_dump(exclude_none=True)
+    if body.events is not None:
+        given["events"] = list(dict.fromkeys(body.events))
+    with service.database.writing() as session:
+        row = _find(session, webhook_id)
+        for name, value in given.items():
+            setattr(row, name, value)
+        session.flush()
+        return WebhookView.model_validate(row)
 
 
 @router.delete("/{webhook_id}", status_code=204, responses=documented(404), summary="Delete a webhook")

@@ -1,4 +1,4 @@
-"""Tables of objects that users manage: experiments, runs, attempts, tokens, webhooks. `record.py` has reported data.
+"""Tables of what users manage: experiments, runs, attempts, tokens, webhooks, views. `record.py` has reported data.
 
 A run is one requested training. An attempt is one start or resume of a run, with one Ray job and one run directory.
 
@@ -280,6 +280,19 @@ class WebhookDelivery(Base):
     delivered_at: Mapped[float | None] = mapped_column(Float)
     status: Mapped[int | None] = mapped_column(Integer)
     error: Mapped[str] = mapped_column(Text, default="")
+
+
+class SavedView(Base):
+    """A view of the list of runs under a name (`api/read/saved_views.py`). `owner`: a token, or 0 for everyone."""
+
+    __tablename__ = "saved_views"
+    __table_args__ = (UniqueConstraint("owner", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner: Mapped[int] = mapped_column(Integer)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    content: Mapped[dict[str, Any]] = mapped_column(Json)
+    created_at: Mapped[float] = mapped_column(Float)
 
 
 class DispatchLease(Base):

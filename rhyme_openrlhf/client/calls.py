@@ -81,6 +81,11 @@ def make_webhook(
     return Call("POST", "/webhooks", body=body)
 
 
+def edit_webhook(number: int, **changes: Any) -> Call[models.Webhook]:
+    """Change name, url, events, form or limits of the webhook with this id; its secret stays."""
+    return Call("PATCH", f"/webhooks/{number}", body=changes)
+
+
 def delete_webhook(number: int) -> Call[None]:
     """Delete the webhook with this id, with its messages."""
     return Call("DELETE", f"/webhooks/{number}")
@@ -99,6 +104,7 @@ def deliveries(*, webhook: int | None = None, limit: int = 50) -> Call[models.De
 def runs(
     *,
     status: Sequence[str] = (),
+    origin: Sequence[str] = (),
     tag: Sequence[str] = (),
     experiment: str = "",
     text: str = "",
@@ -114,10 +120,34 @@ def runs(
     `filter`: a condition such as `reward > 0.5 and config.actor.adam.lr = 1e-6`. `columns`: further values of each run,
     `metric.NAME` or `config.GROUP.OPTION`, in its `values`; `sort` takes these names and fields.
     """
-    given = {"status": list(status), "tag": list(tag), "experiment": experiment, "text": text}
+    given = {"status": list(status), "origin": list(origin), "tag": list(tag), "experiment": experiment, "text": text}
     given |= {"filter": filter, "column": list(columns)}
     params = {name: value for name, value in given.items() if value}
     return Call("GET", "/runs", {**params, "archived": archived, "sort": sort, "direction": direction}, most=limit)
+
+
+def views() -> Call[models.SavedView]:
+    """Yield this token's saved views of the list of runs and those for everyone, the newest first."""
+    return Call("GET", "/views", most=ALL)
+
+
+def save_view(name: str, *, shared: bool = False, replace: bool = False, **shown: Any) -> Call[models.SavedView]:
+    """Save a view of the list of runs, for this token or for everyone; `replace` one of the same name.
+
+    `shown`: status, origin, tag, experiment, text, filter, archived, sort and direction as for `runs`; `values` as its
+    `columns`; `columns`: of the dashboard's table.
+    """
+    return Call("POST", "/views", body={"name": name, "shared": shared, "replace": replace, **shown})
+
+
+def rename_view(number: int, name: str) -> Call[models.SavedView]:
+    """Give the saved view with this id another name."""
+    return Call("PATCH", f"/views/{number}", body={"name": name})
+
+
+def delete_view(number: int) -> Call[None]:
+    """Delete the saved view with this id."""
+    return Call("DELETE", f"/views/{number}")
 
 
 def run(uid: str) -> Call[models.RunDetail]:

@@ -93,6 +93,26 @@ class Experiment(TypedDict):
     runs: int
 
 
+class SavedView(TypedDict):
+    """A view of the list of runs under a name; `shared`: for everyone."""
+
+    id: int
+    name: str
+    shared: bool
+    created_at: float
+    status: list[str]
+    origin: list[str]
+    tag: str
+    experiment: str
+    text: str
+    filter: str
+    archived: str
+    sort: str
+    direction: str
+    columns: list[str]
+    values: list[str]
+
+
 class Spread(TypedDict):
     """Mean and standard deviation of a value over `runs` runs; the deviation of fewer than two is None."""
 

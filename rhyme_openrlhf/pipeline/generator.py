@@ -110,6 +110,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                     break
                 for place, deferred in self._swapped:
                     taken.prompts[place], taken.labels[place], taken.images[place] = deferred
+                    taken.data_sets[place] = ""
                 self._swapped = ()
                 self.step += 1
                 consumed += len(taken.prompts)

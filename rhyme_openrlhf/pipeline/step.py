@@ -30,12 +30,14 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts with what belongs to them; `places`: theirs in the stream, from 0."""
+    """Prompts with what belongs to them; `places`: theirs in the stream, from 0; `data_sets`: the name of each one's,
+    "" if it is not known."""
 
     prompts: list[str] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
     images: list[Any] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
+    data_sets: list[str] = field(default_factory=list)
 
 
 class PromptStream:
@@ -43,12 +45,19 @@ class PromptStream:
     places, counted from there, of those that were used before."""
 
     def __init__(self, loader: Iterator[Any], used: Iterable[int] = ()) -> None:
-        self._loader = loader
+        self._loader = self._noting(loader)
+        self._data_set = ""
         # The step that used each prompt out of turn.
         self._used: dict[int, int] = dict.fromkeys(used, 0)
         self.place = 0
         """How many prompts the loader has given."""
         self.exhausted = False
+
+    def _noting(self, loader: Iterator[Any]) -> Iterator[Any]:
+        """Yield what the loader gives, and note the prompt's data set, which upstream's collector leaves out."""
+        for batch in loader:
+            self._data_set = batch[0][0] if batch[0] else ""
+            yield batch
 
     def take(self, count: int) -> Prompts:
         """Return the next `count` prompts; fewer, or none, at the epoch's end."""
@@ -60,6 +69,7 @@ class PromptStream:
                 taken.labels.extend(labels)
                 taken.images.extend(images)
                 taken.places.append(self.place)
+                taken.data_sets.append(self._data_set)
             self.place += len(prompts)
         return taken
 
@@ -79,7 +89,7 @@ class Step:
 
     Drawn: `client_states` and `generator` are OpenRLHF's states and ours right after drawing; `stream`: where the
     prompts are from (None: nothing more can be drawn), `places`: theirs in it, `drawn`: how far it had been read then;
-    `size`: how many were drawn.
+    `size`: how many were drawn; `data_sets`: of each prompt, or empty.
 
     With engines: `turn` and `placement` from the moment it is handed out; `engine_of`: the engine that has the prompt
     of each place now; `calls` gives each call's place, `reports` each report's engine; `unreached`: engines that could
@@ -101,6 +111,7 @@ class Step:
     stream: PromptStream | None = None
     places: list[int] = field(default_factory=list)
     drawn: int = 0
+    data_sets: list[str] = field(default_factory=list)
 
     turn: Turn = field(init=False, repr=False)
     placement: StepPlacement = field(init=False, repr=False)
@@ -147,6 +158,7 @@ class Step:
         self.labels += more.labels
         self.images += more.images
         self.places += more.places
+        self.data_sets += more.data_sets
         return len(self.prompts) - 1
 
     def generator_after(self, swapped: Swapped) -> GeneratorState:

@@ -19,6 +19,7 @@ from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.pipeline.generator import last_lengths
 from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.prompt_keys import prompt_key
+from rhyme_openrlhf.scheduling.length_prior import LengthPrior
 from rhyme_openrlhf.scheduling.outliers import Growth
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup, historical_length
 from rhyme_openrlhf.scheduling.step_plan import (
@@ -61,6 +62,7 @@ class StepPlanner:
         self._ended: dict[int, dict[str, list[int]]] = {}
         self._known: dict[int, dict[str, float]] = {}
         self._growth = Growth()
+        self._prior = LengthPrior(self._settings.defer)
         # By step and prompt: lengths of the last responses, as far as they were asked for.
         self._last: dict[int, dict[str, tuple[int, ...]]] = {}
 
@@ -79,6 +81,7 @@ class StepPlanner:
         """Note that a prompt group of a step has ended, with responses of these lengths."""
         prompt = step.prompts[place]
         self._ended.setdefault(step.number, {})[prompt] = lengths
+        self._prior.ended(step.number, len(step.prompts), _data_set(step, place), lengths)
         last = self._known.get(step.number, {}).get(prompt)
         self._growth.note(step.epoch, prompt, last, statistics.median(lengths))
         _forget(self._ended, step.number - KEPT_STEPS)
@@ -105,7 +108,8 @@ class StepPlanner:
         if groups > 1:
             known = zip(step.prompts, histories, strict=True)
             self._known[step.number] = {prompt: one for prompt, one in known if one is not None}
-        return placed(step.number, histories, engines, groups, self._shares)
+        data_sets = [_data_set(step, place) for place in range(len(step.prompts))]
+        return placed(step.number, self._prior.expected(histories, data_sets), engines, groups, self._shares)
 
     def _histories(self, step: Step) -> list[float | None]:
         prompts = step.prompts
@@ -148,6 +152,11 @@ class StepPlanner:
         if not self._told:
             self._told = True
             self._services.record(Note("warning", text.splitlines()[0]), SOURCE)
+
+
+def _data_set(step: Step, place: int) -> str:
+    """Return the name of a prompt's data set, "" if it is not known."""
+    return step.data_sets[place] if step.data_sets else ""
 
 
 def _forget(by_step: dict[int, Any], oldest: int) -> None:

@@ -2,7 +2,8 @@
 
 The live run and the simulator ask the same files (docs/scheduling.md). Read in this order:
 
-1. Before a step: `rank_groups`, `engine_shares`, and `step_plan`, which joins them or takes the engine with least work.
+1. Before a step: `length_prior` (prompts never seen), `rank_groups`, `engine_shares`, and `step_plan`, which joins them
+   or takes the engine with least work.
 2. From step to step: `turns` (an engine's next turn and weights), `deferral` (who trains a step later).
 3. A move: `move` (its state machine) and `move_costs` (how the KV cache gets there, and what that costs).
 4. Who moves: `engine_status` (what an engine reports), `outliers` and `reallocation`.

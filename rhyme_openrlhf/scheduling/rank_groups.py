@@ -29,7 +29,8 @@ class RankGroup:
     """Prompts of one length class.
 
     `prompts`: places in the step's list, ascending by length. `mean_length`: mean of their historical lengths, the
-    representative length of figure 12. `longest`: the longest of their historical lengths. Both in tokens.
+    representative length of figure 12. `longest`: the longest of their historical lengths. Both in tokens. For prompts
+    never seen, `length_prior.py` has both.
     """
 
     prompts: tuple[int, ...]
@@ -37,10 +38,13 @@ class RankGroup:
     longest: float
 
 
-def rank_groups(lengths: Sequence[float | None], groups: int) -> tuple[RankGroup, ...]:
+def rank_groups(
+    lengths: Sequence[float | None], groups: int, limits: Sequence[float | None] = ()
+) -> tuple[RankGroup, ...]:
     """Return the step's prompts in `groups` rank groups from short to long, fewer if there are fewer prompts.
 
-    `lengths`: historical length of each prompt; None for a prompt never seen, which counts as one of the median length.
+    `lengths`: historical length of each prompt, or the one to expect; None counts as the median length. `limits`: what
+    `longest` is the longest of, where that is not the lengths.
     Returns nothing if no prompt has a history: then prompts are placed `by_load`, as RhymeRL does in the first epoch.
     Raises ValueError for `groups` below 1.
     """
@@ -52,9 +56,8 @@ def rank_groups(lengths: Sequence[float | None], groups: int) -> tuple[RankGroup
     middle = statistics.median(known)
     filled = np.array([middle if length is None else length for length in lengths], dtype=np.float64)
     parts = np.array_split(np.argsort(filled, kind="stable"), min(groups, len(lengths)))
-    return tuple(
-        RankGroup(tuple(part.tolist()), float(filled[part].mean()), float(filled[part].max())) for part in parts
-    )
+    tops = filled if not limits else np.array([middle if top is None else top for top in limits], dtype=np.float64)
+    return tuple(RankGroup(tuple(part.tolist()), float(filled[part].mean()), float(tops[part].max())) for part in parts)
 
 
 def ascending(step: int) -> bool:

@@ -3,7 +3,8 @@
 With history a step has rank groups by the last responses' lengths. Each has as many engines as equal shares or
 `plan_shares` give it, by the time that `GroupTime` predicts. Inside a rank group, and without rank groups, each next
 prompt goes to the engine with the least predicted work, longest prompts first. Predicted work is in tokens, with the
-prompt's samples as long as last time. Without any history all prompts count the same, which is OpenRLHF's own order.
+prompt's samples as long as last time; rank groups also take what `length_prior.py` expects of a prompt never seen.
+Without any history all prompts count the same, which is OpenRLHF's own order.
 
 Invariants:
 - Each prompt has one engine; a rank group's prompts are only on its engines.
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.predictor import Predictor, StepSeconds
 from rhyme_openrlhf.scheduling.engine_shares import equal_shares, plan_shares
+from rhyme_openrlhf.scheduling.length_prior import Expected
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup, engines_by_group, rank_groups
 
 
@@ -127,9 +129,10 @@ def most_rank_groups(asked: int, engines: int) -> int:
     return (asked or usual_rank_groups(engines)) if engines > 1 else 1
 
 
-def placed(step: int, lengths: Sequence[float | None], engines: int, most: int, shares_of: Shares) -> StepPlacement:
+def placed(step: int, expected: Expected, engines: int, most: int, shares_of: Shares) -> StepPlacement:
     """Return step `step` (from 1) in at most `most` rank groups; by load where there are none, or without history."""
-    placement = by_rank(step, lengths, engines, most, shares_of) if most > 1 else None
+    lengths, limits = expected
+    placement = by_rank(step, lengths, engines, most, shares_of, limits) if most > 1 else None
     return placement or by_load([None] * len(lengths), engines)
 
 
@@ -170,10 +173,15 @@ def by_load(lengths: Sequence[float | None], engines: int) -> StepPlacement:
 
 
 def by_rank(
-    step: int, lengths: Sequence[float | None], engines: int, most: int, shares_of: Shares
+    step: int,
+    lengths: Sequence[float | None],
+    engines: int,
+    most: int,
+    shares_of: Shares,
+    limits: Sequence[float | None] = (),
 ) -> StepPlacement | None:
     """Step `step` (from 1) in at most `most` rank groups over `engines` engines; None without any history."""
-    groups = rank_groups(lengths, min(most, engines))
+    groups = rank_groups(lengths, min(most, engines), limits)
     if not groups:
         return None
     shares = tuple(shares_of(groups) or equal_shares(len(groups), engines))

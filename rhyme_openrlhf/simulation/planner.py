@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling import outliers
 from rhyme_openrlhf.scheduling.first_layouts import FirstLayouts
+from rhyme_openrlhf.scheduling.length_prior import LengthPrior
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup, historical_length
 from rhyme_openrlhf.scheduling.step_plan import (
     Speculation,
@@ -52,12 +53,16 @@ class StepPlan:
 
 
 class History:
-    """Lengths of each prompt's last rollout, and how they grew."""
+    """Lengths of each prompt's last rollout, how they grew, and what to expect of prompts never seen.
 
-    def __init__(self) -> None:
+    `defers`: as `LengthPrior` takes it.
+    """
+
+    def __init__(self, defers: bool = False) -> None:
         self._lengths: dict[int, tuple[int, ...]] = {}
         self._columns: dict[int, NDArray[np.int64]] = {}
         self.growth = outliers.Growth()
+        self.prior = LengthPrior(defers)
 
     def lengths(self, prompt: int) -> tuple[int, ...]:
         """Return the lengths of the prompt's last responses; none if it was never seen."""
@@ -70,10 +75,11 @@ class History:
             known = self._columns[prompt] = np.array(self.lengths(prompt), dtype=np.int64)
         return known
 
-    def note(self, epoch: int, load: PromptLoad) -> None:
-        """Note that all of the prompt's responses are done."""
+    def note(self, number: int, step: StepLoad, load: PromptLoad) -> None:
+        """Note that all responses to a prompt of step `number` are done."""
         before = historical_length(self.lengths(load.prompt))
-        self.growth.note(epoch, load.prompt, before, statistics.median(load.lengths))
+        self.prior.ended(number, len(step.prompts), load.data_set, load.lengths)
+        self.growth.note(step.epoch, load.prompt, before, statistics.median(load.lengths))
         self._lengths[load.prompt] = load.lengths
         self._columns.pop(load.prompt, None)
 
@@ -107,7 +113,8 @@ def plan(
     pipeline = features.trainer == "pipeline"
     most = most_rank_groups(features.rank_groups, engines) if pipeline else 1
     known = [historical_length(history.lengths(load.prompt)) for load in step.prompts]
-    placement = placed(number, known, engines, most, shares_of)
+    expected = history.prior.expected(known, [load.data_set for load in step.prompts])
+    placement = placed(number, expected, engines, most, shares_of)
     chosen: Sequence[int] | None = [load.engine for load in step.prompts] if features.as_placed else None
     if chosen and not 0 <= min(chosen) <= max(chosen) < engines:
         chosen = None

@@ -78,7 +78,7 @@ class Run:
         self.kinds = {size: engine_kind(profile, cluster, features) for size, profile in profiles.items()}
         self.predictors = {size: Predictor(self.kinds[size].times.model) for size in profiles}
         self.carrying = Carrying(profiles, self.predictors, self.kinds[cluster.tensor_parallel].transfer)
-        self.history = History()
+        self.history = History(features.defer)
         self.result = Result(
             [
                 StepTimesOf(step.epoch, sum(len(p.lengths) for p in step.prompts), _tokens(step))
@@ -294,7 +294,7 @@ class Run:
         if self._samples[group]:
             return
         del self._samples[group]
-        self.history.note(self.workload.steps[step - 1].epoch, self._loads[group])
+        self.history.note(step, self.workload.steps[step - 1], self._loads[group])
         self.ledger.ended(step, group)
         self.look_for_batches(now)
 

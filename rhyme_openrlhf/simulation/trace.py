@@ -188,6 +188,7 @@ def _steps(drafting: Drafting, length: int) -> float:
 class _Prompt:
     tokens: int
     engine: int
+    data_set: str
     lengths: list[int] = field(default_factory=list)
     drafting: list[Drafting] = field(default_factory=list)
 
@@ -215,6 +216,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
             row = json.loads(line)
             step, epoch = _whole(row, "step"), _whole(row, "epoch")
             prompt, tokens = str(row["prompt"]), _whole(row, "prompt_tokens")
+            data_set = str(row.get("data_set", ""))
             sample = _whole(row, "sample", 0) if "length" in row and "sample" in row else None
             lengths = _lengths(row)
             drafting = _drafting(row, lengths)
@@ -234,7 +236,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
             if before != number:
                 raise WorkloadError(f"{where}: sample {sample} of {prompt!r} in step {step} is in line {before}")
         numbers.setdefault(prompt, len(numbers))
-        load = steps[step].setdefault(prompt, _Prompt(tokens, _engine(row)))
+        load = steps[step].setdefault(prompt, _Prompt(tokens, _engine(row), data_set))
         load.lengths += lengths
         load.drafting += drafting
     if sorted(steps) != list(range(1, len(steps) + 1)) or not steps:
@@ -249,7 +251,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
 
 def _load(number: int, load: _Prompt) -> PromptLoad:
     drafting = tuple(load.drafting) if any(load.drafting) else ()
-    return PromptLoad(number, load.tokens, tuple(load.lengths), drafting, load.engine)
+    return PromptLoad(number, load.tokens, tuple(load.lengths), drafting, load.engine, load.data_set)
 
 
 def _whole(row: dict[str, Any], key: str, least: int = 1) -> int:

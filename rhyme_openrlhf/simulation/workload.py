@@ -31,13 +31,14 @@ Drafting = tuple[tuple[float, float, float], ...]
 class PromptLoad:
     """A prompt of a step. `prompt`: its number, the same in every epoch; `lengths`: of its responses, in tokens;
     `drafting`: of each response where it was recorded (empty: not of that one), or empty; `engine`: the one that it
-    was generated on, where that was recorded, or -1."""
+    was generated on, where that was recorded, or -1; `data_set`: any name of its own."""
 
     prompt: int
     prompt_tokens: int
     lengths: tuple[int, ...]
     drafting: tuple[Drafting, ...] = ()
     engine: int = -1
+    data_set: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ DESCRIBED = {
     "Series": "SeriesView", "LogFile": "LogFileView", "LogChunk": "LogChunk", "Compared": "Compared",
     "Comparison": "Comparison", "Difference": "Difference", "ConfigDiff": "ConfigDiff",
     "RunFile": "RunFileView", "RunFiles": "RunFiles", "ImportReceipt": "ImportReceipt", "Who": "Who",
-    "Experiment": "ExperimentView", "SweptRun": "SweptRun",
+    "Experiment": "ExperimentView", "SavedView": "SavedViewView", "SweptRun": "SweptRun",
     "Spread": "SpreadView", "MeanCurve": "MeanCurveView", "GroupFigure": "GroupFigureView", "GroupedRun": "GroupedRun",
     "Group": "GroupView", "Groups": "Groups", "Sweep": "Sweep",
     "Token": "TokenView", "IssuedToken": "IssuedToken", "AuditEntry": "AuditEntryView", "Phase": "PhaseView",

@@ -102,6 +102,22 @@ def test_lengths_of_what_has_ended_are_known_before_the_history_workers_hear_of_
     assert planner.place(STEP, 2).rank_groups[0].prompts[0] == 0
 
 
+def test_prompts_never_answered_are_ranked_by_their_data_sets_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, _ = a_planner(monkeypatch, lambda prompts, *_: [()] * len(prompts), enable=True, defer=True)
+    data_sets = ["math", "chat"] * 8
+    before = dataclasses.replace(STEP, number=1, data_sets=data_sets)
+    now = dataclasses.replace(STEP, prompts=[f"another {n}" for n in range(16)], data_sets=data_sets)
+    for place in range(16):
+        assert planner.place(now, 2).rank_groups == ()
+        planner.ended(before, place, [300, 500] if place % 2 == 0 else [50, 50])
+    chat, math = planner.place(now, 2).rank_groups
+    assert chat.prompts == tuple(range(1, 16, 2)) and math.prompts == tuple(range(0, 16, 2))
+    assert (chat.mean_length, chat.longest, math.mean_length, math.longest) == (50, 50, 400, 500)
+    # A prompt with a history of its own has that.
+    planner.ended(dataclasses.replace(now, number=2), 0, [5, 5])
+    assert planner.place(now, 2).rank_groups[0].prompts[0] == 0
+
+
 def test_beta_follows_how_much_responses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, _ = a_planner(monkeypatch, lambda *_: LENGTHS)
     assert planner.beta() == 1.1

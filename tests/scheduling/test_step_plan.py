@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.scheduling.engine_shares import plan_shares
+from rhyme_openrlhf.scheduling.length_prior import Expected
 from rhyme_openrlhf.scheduling.rank_groups import rank_groups
 from rhyme_openrlhf.scheduling.step_plan import (
     MOST_RANK_GROUPS,
@@ -110,10 +111,11 @@ def test_every_prompt_is_on_an_engine_of_its_rank_group(lengths: list[int | None
 
 def test_one_engine_or_one_rank_group_is_placed_by_load() -> None:
     assert most_rank_groups(0, 1) == 1 and most_rank_groups(0, 8) == 4 and most_rank_groups(3, 8) == 3
-    histories = [10, 40, 20, 30]
-    assert placed(1, histories, 2, 1, lambda groups: None) == by_load([None] * 4, 2)
-    assert placed(1, [None, None], 2, 2, lambda groups: None) == by_load([None] * 2, 2)
-    assert placed(1, histories, 2, 2, lambda groups: None) == by_rank(1, histories, 2, 2, lambda groups: None)
+    histories: list[float | None] = [10, 40, 20, 30]
+    known, unknown = Expected(histories, histories), Expected([None, None], [None, None])
+    assert placed(1, known, 2, 1, lambda groups: None) == by_load([None] * 4, 2)
+    assert placed(1, unknown, 2, 2, lambda groups: None) == by_load([None] * 2, 2)
+    assert placed(1, known, 2, 2, lambda groups: None) == by_rank(1, histories, 2, 2, lambda groups: None)
 
 
 def test_the_second_tier_divides_engines_by_the_rank_groups_times() -> None:

@@ -51,7 +51,7 @@ ONLY_SIMULATED = (
 
 # Where the simulator looks the decision up, the decision, another one in its place, and the features that ask for it.
 CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
-    (step_plan, "rank_groups", lambda histories, groups: (), PIPELINE),
+    (step_plan, "rank_groups", lambda *_: (), PIPELINE),
     (step_plan, "plan_shares", lambda *_: EngineShares((5, 1, 1, 1), (), None, 0.0, 0.0), PIPELINE),
     (step_plan, "equal_shares", lambda groups, *_: (5, 1, 1, 1), Features("pipeline", rank_groups=4)),
     (step_plan, "engines_by_group", lambda step, shares: rank_groups.engines_by_group(1, shares), PIPELINE),

@@ -110,7 +110,8 @@ def test_what_is_verified_is_asked_of_the_middle_of_the_step() -> None:
     asked = []
     pace = now.paces[1]
     now.paces = {1: lambda *step: asked.append(step) or pace(*step)}  # type: ignore[func-returns-value]
-    history.note(1, PromptLoad(7, 100, (400, 800)))
+    prompt = PromptLoad(7, 100, (400, 800))
+    history.note(1, StepLoad(1, (prompt,)), prompt)
     found = now.verified(load, history.lengths, 2, 16, 1)
     # Two samples an engine, prompts of 200 tokens, half of 600 tokens of response.
     assert asked == [(2, 2 * 500.0, 2 * now.rates.drafts_per_step)]

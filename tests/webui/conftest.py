@@ -25,6 +25,7 @@ from fastapi import FastAPI
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.demo.demonstration import LIVE
 from rhyme_openrlhf.api.demo.recording import unpack
 from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
@@ -159,5 +160,5 @@ def demo_dashboard(make_settings: Callable[..., ServeSettings], tmp_path: Path) 
     install(app)
     with serving(app) as port:
         service: Service = app.state.service
-        imported = import_directory(service.database, recorded["sorting-and-arithmetic"], time.time())
+        imported = import_directory(service.database, recorded[LIVE], time.time())
         yield Dashboard(f"http://127.0.0.1:{port}", app, service, make_tokens(service), imported.run_uid)

@@ -16,6 +16,7 @@ from rhyme_openrlhf.api.read.run_json import RunSummary
 from rhyme_openrlhf.api.read.run_query import MOST_LETTERS, QueryError, parse
 from rhyme_openrlhf.api.read.run_values import CONFIG, FIELDS, METRIC, NAME_PATTERN
 from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, list_runs
+from rhyme_openrlhf.api.read.saved_views import page_query, views_for
 from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
 from rhyme_openrlhf.api.store.status import ENDED, PERHAPS_ACTIVE, RUN_STATUSES
@@ -135,6 +136,24 @@ class Asked:
         known = self.sort in RUN_SORTS or NAME_PATTERN.fullmatch(self.sort)
         return self.sort if known else "created_at", "asc" if self.direction == "asc" else "desc"
 
+    @property
+    def as_view(self) -> dict[str, Any]:
+        """The query parameters as a saved view has them."""
+        sort, direction = self.order
+        return {
+            "status": [word for word in self.status if word in RUN_STATUSES],
+            "origin": [word for word in self.origin if word in get_args(Origin)],
+            "tag": self.tag,
+            "experiment": self.experiment,
+            "text": self.text,
+            "filter": self.filter.strip(),
+            "archived": self.archived if self.archived in get_args(Archived) else "no",
+            "sort": sort,
+            "direction": direction,
+            "columns": [name for name in self.columns if name],
+            "values": list(self.value_names),
+        }
+
 
 @dataclass(frozen=True)
 class Head:
@@ -180,6 +199,7 @@ def runs_page(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResp
         plain_url=url_with("/", query, {"columns": None, "values": None, "cursor": None})
         if any(asked.columns) or asked.values
         else "",
+        **_views(page, asked),
         **_table(page, asked, cursor),
     )
 
@@ -188,6 +208,21 @@ def runs_page(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResp
 def runs_table(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResponse:
     """Render the table alone, for reloading it in an open page."""
     return page.render("parts/runs_table.html", **_table(page, asked, cursor))
+
+
+def _views(page: Page, asked: Asked) -> dict[str, Any]:
+    now_shown = asked.as_view
+    with page.service.database.reading() as session:
+        views = views_for(session, page.who.token_id)
+    queries = [page_query(view.model_dump()) for view in views]
+    return {
+        "views": [
+            (view, url_with("/", query, {}), query == page_query(now_shown), page.may_act or not view.shared)
+            for view, query in zip(views, queries, strict=True)
+        ],
+        "now_shown": now_shown,
+        "now_url": page.url_with(cursor=None),
+    }
 
 
 def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:

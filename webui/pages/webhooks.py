@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.read.pagination import newest
@@ -27,9 +27,15 @@ LABELS = {
 
 
 @router.get("/webhooks")
-def webhooks_page(page: PageDep) -> HTMLResponse:
-    """Render webhooks and their log for operators."""
-    return page.render("webhooks.html", **_content(page))
+def webhooks_page(page: PageDep, edit: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
+    """Render webhooks and their log for operators. `edit`: the one that the form changes, "" for a new one."""
+    content = _content(page)
+    changed = next((row for row, _ in content["hooks"] if str(row.id) == edit), None)
+    limits = [
+        (LABELS[event], limit.field, getattr(changed, limit.field) if changed else limit.default)
+        for event, limit in WEBHOOK_LIMITS.items()
+    ]
+    return page.render("webhooks.html", changed=changed, limits=limits, **content)
 
 
 @router.get("/ui/webhooks/parts/webhooks")
@@ -47,8 +53,7 @@ def _content(page: Page) -> dict[str, Any]:
     names = {row.id: row.name for row in rows}
     hooks = [(row, [_told(row, event) for event in row.events]) for row in rows]
     log = [(one, names[one.webhook_id], state_of(one)) for one in messages]
-    limits = [(LABELS[event], limit) for event, limit in WEBHOOK_LIMITS.items()]
-    return {"events": WORDS, "limits": limits, "hooks": hooks, "messages": log}
+    return {"events": WORDS, "hooks": hooks, "messages": log}
 
 
 def _told(row: Any, event: str) -> str:

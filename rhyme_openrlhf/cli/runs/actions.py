@@ -42,27 +42,6 @@ class UsageError(ClientError):
     """The command line is wrong; the message is one sentence."""
 
 
-def list_runs(client: Client, args: argparse.Namespace) -> int:
-    """`rhyme runs list`"""
-    found = client.runs(
-        status=args.status or (),
-        tag=args.tag or (),
-        experiment=args.experiment or "",
-        text=args.text or "",
-        filter=args.filter or "",
-        columns=args.column or (),
-        archived="all" if args.archived else "no",
-        sort=args.sort,
-        direction="asc" if args.ascending else "desc",
-        limit=args.limit,
-    )
-    runs = list(found)
-    show_answer(args, runs, lambda: tables.runs_table(runs, time.time(), args.column or ()))
-    if not runs and not args.json:
-        print("there are no such runs; `rhyme runs start --help` shows how to start one", file=sys.stderr)
-    return 0
-
-
 def show(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs show`"""
     run = client.run(client.find(args.run))

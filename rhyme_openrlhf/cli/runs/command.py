@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rhyme_openrlhf.cli.runs import actions
+from rhyme_openrlhf.cli.runs import actions, views
 from rhyme_openrlhf.cli.runs.actions import UsageError
 from rhyme_openrlhf.client import AccessError, Client, ClientError, UnreachableError, access, exchange
 from rhyme_openrlhf.client.trackers import TRACKERS
@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _list(commands)
+    _views(commands)
     one = add_command(commands, "show", actions.show, "everything about one run", "rhyme runs show last")
     _run(one)
     _start(commands)
@@ -239,29 +240,40 @@ def _list(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = add_command(
         commands,
         "list",
-        actions.list_runs,
+        views.list_runs,
         "the runs, newest first",
-        "rhyme runs list --filter 'reward > 0.5 and config.actor.adam.lr = 1e-6' --sort metric.policy_loss",
+        "rhyme runs list --filter 'reward > 0.5 and config.actor.adam.lr = 1e-6' --sort metric.policy_loss\n"
+        "  rhyme runs list --view good",
     )
-    parser.add_argument("--status", action="append", metavar="STATUS", help="only these (repeat for several)")
-    parser.add_argument("--tag", action="append", metavar="TAG", help="only with all of these tags")
-    parser.add_argument("--experiment", metavar="NAME", help="only of this experiment")
-    parser.add_argument("--text", metavar="TEXT", help="only with this in name, notes or id")
-    parser.add_argument(
-        "--filter",
-        metavar="CONDITION",
-        help="only these: names compared by = != < <= > >= or ~ (contains), with and, or, not and brackets; a name is "
-        "a field, metric.NAME (its last value) or config.GROUP.OPTION",
-    )
-    parser.add_argument(
-        "--column", action="append", metavar="NAME", help="show metric.NAME or config.GROUP.OPTION too (repeat)"
-    )
-    parser.add_argument("--archived", action="store_true", help="archived ones too")
-    parser.add_argument(
-        "--sort", default="created_at", metavar="COLUMN", help="created_at (default), reward, metric.NAME, ..."
-    )
-    parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
+    parser.add_argument("--view", metavar="NAME", help="as this saved view; options given beside it come first")
+    views.add_list_options(parser)
     parser.add_argument("--limit", type=count, default=50, metavar="N", help="at most this many (default: 50)")
+
+
+def _views(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = commands.add_parser(
+        "views", help="saved views of the list", description="Filters, order and columns of the list under a name."
+    )
+    kinds = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_command(kinds, "list", views.list_views, "your views, and those for everyone", "rhyme runs views list")
+    saving = add_command(
+        kinds,
+        "save",
+        views.save,
+        "save what `rhyme runs list` shows with these options",
+        "rhyme runs views save good --filter 'reward > 0.5' --column config.actor.adam.lr --sort reward --everyone",
+    )
+    saving.add_argument("name", metavar="NAME", help="of the view")
+    views.add_list_options(saving)
+    saving.add_argument("--everyone", action="store_true", help="for everyone (operators)")
+    saving.add_argument("--replace", action="store_true", help="replace a view of this name")
+    renaming = add_command(
+        kinds, "rename", views.rename, "give a view another name", "rhyme runs views rename good better"
+    )
+    renaming.add_argument("name", metavar="NAME", help="of the view")
+    renaming.add_argument("new_name", metavar="NEW_NAME", help="its new name")
+    removing = add_command(kinds, "delete", views.delete, "delete a view", "rhyme runs views delete good")
+    removing.add_argument("name", metavar="NAME", help="of the view")
 
 
 def _start(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -55,6 +55,21 @@ def runs_table(runs: Sequence[Json], now: float, columns: Sequence[str] = ()) ->
     return table
 
 
+def views_table(views: Sequence[Json]) -> Table:
+    """Build the table of saved views of the list."""
+    table = _table("id", "name", "for", "runs", "order", "values")
+    for view in views:
+        named = (
+            f"{name} {' '.join(given) if isinstance(given, list) else given}"
+            for name in ("status", "origin", "tag", "experiment", "text", "filter", "archived")
+            if (given := view.get(name)) and (name, given) != ("archived", "no")
+        )
+        cells = (view.get("id"), view.get("name"), "everyone" if view.get("shared") else "you", ", ".join(named))
+        order = f"{view.get('sort')} {view.get('direction')}"
+        _row(table, *map(text, cells), text(order), text(" ".join(view.get("values") or [])))
+    return table
+
+
 def groups_table(found: Json) -> Table:
     """Build the table of groups: options, number of runs, and last and best values over their seeds."""
     groups = found.get("groups") or []

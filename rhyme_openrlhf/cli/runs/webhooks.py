@@ -7,7 +7,7 @@ import json
 import sys
 
 from rhyme_openrlhf.cli.runs import tables
-from rhyme_openrlhf.cli.runs.actions import show_answer
+from rhyme_openrlhf.cli.runs.actions import UsageError, show_answer
 from rhyme_openrlhf.cli.runs.command import add_command, count, perform
 from rhyme_openrlhf.client import Client, ClientError
 from rhyme_openrlhf.settings.control import WEBHOOK_EVENTS, WEBHOOK_LIMITS
@@ -37,6 +37,20 @@ def build_parser() -> argparse.ArgumentParser:
     for event, (field, default, meaning) in WEBHOOK_LIMITS.items():
         help = f"{event}: {meaning} (default: {default})"
         adding.add_argument(f"--{field.replace('_', '-')}", type=float, default=default, metavar="X", help=help)
+    editing = add_command(
+        commands,
+        "edit",
+        edit,
+        "change a webhook; what is not given stays, and so does its secret",
+        "rhyme webhooks edit 3 --event failed --event stalled --stalled-minutes 20",
+    )
+    editing.add_argument("webhook", type=count, metavar="ID", help="of `rhyme webhooks list`")
+    editing.add_argument("--name", help="for people")
+    editing.add_argument("--url", help="where messages are posted to")
+    editing.add_argument("--event", action="append", choices=WEBHOOK_EVENTS, help="about these alone (repeat)")
+    editing.add_argument("--form", choices=("json", "slack"), help="of its messages")
+    for event, (field, _, meaning) in WEBHOOK_LIMITS.items():
+        editing.add_argument(f"--{field.replace('_', '-')}", type=float, metavar="X", help=f"{event}: {meaning}")
     for name, action, help in (
         ("test", test, "send a test message now, and say how that went"),
         ("delete", delete, "delete a webhook with its messages"),
@@ -70,6 +84,18 @@ def add(client: Client, args: argparse.Namespace) -> int:
     # The secret alone on standard output, so that it goes into a file.
     print(json.dumps(made, indent=2) if args.json else made["secret"])
     print(f"webhook {made['id']} is made; its secret is shown only this once", file=sys.stderr)
+    return 0
+
+
+def edit(client: Client, args: argparse.Namespace) -> int:
+    """`rhyme webhooks edit`"""
+    names = ("name", "url", "form", *(field for field, _, _ in WEBHOOK_LIMITS.values()))
+    changes = {name: getattr(args, name) for name in names} | {"events": args.event}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if not changes:
+        raise UsageError("give what to change: --name, --url, --event, --form or a limit")
+    changed = client.edit_webhook(args.webhook, **changes)
+    show_answer(args, changed, lambda: tables.webhooks_table([changed]))
     return 0
 
 

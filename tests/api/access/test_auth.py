@@ -32,8 +32,9 @@ PUBLIC = {
 # The session's, at the port that the test clients ask.
 COOKIE = f"{auth.COOKIE}_8420"
 FORBIDDEN_TO_VIEWERS = {"POST", "PATCH", "DELETE", "PUT"}
-# A viewer ends its own session.
+# A viewer ends its own session, and keeps views of its own.
 VIEWERS_OWN = {("POST", "/api/v1/specs/validate"), ("POST", "/api/v1/specs/command"), ("DELETE", "/api/v1/session")}
+VIEWERS_OWN |= {("POST", "/api/v1/views"), ("PATCH", "/api/v1/views/{view_id}"), ("DELETE", "/api/v1/views/{view_id}")}
 
 
 def routes(app: Any) -> Iterator[tuple[str, str]]:
@@ -51,7 +52,7 @@ def routes(app: Any) -> Iterator[tuple[str, str]]:
 
 def filled(path: str) -> str:
     values = {"{uid}": "a" * 16, "{number}": "1", "{step}": "1", "{table}": "steps", "{name:path}": "x.log"}
-    values |= {"{token_id}": "1", "{experiment_id}": "1", "{webhook_id}": "1"}
+    values |= {"{token_id}": "1", "{experiment_id}": "1", "{webhook_id}": "1", "{view_id}": "1"}
     for name, value in values.items():
         path = path.replace(name, value)
     assert "{" not in path, f"tell this test what to put into {path}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf import embedded
+from rhyme_openrlhf.api.demo.demonstration import IN_EXPERIMENT, LIVE
 from rhyme_openrlhf.api.demo.recording import RecordingError, move_run, moved, pack, read_rows, unpack
 from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, write_run_directory
 from rhyme_openrlhf.telemetry.event_json import parse
@@ -70,7 +71,9 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
 def test_the_recording_is_whole_small_and_names_no_machine(tmp_path: Path) -> None:
     assert embedded.RECORDING.stat().st_size < 1_500_000
     runs = {run.name: run for run in unpack(embedded.RECORDING, tmp_path)}
-    assert "sorting-and-arithmetic" in runs
+    assert LIVE in runs
+    compared = [name for name in runs if IN_EXPERIMENT.fullmatch(name)]
+    assert len(compared) == 6 and sum(name.startswith("no-") for name in compared) == 3
     for run in runs.values():
         rows = read_rows(run)
         events = [recorded.event for row in rows if (recorded := parse(row)) is not None]
@@ -82,6 +85,6 @@ def test_the_recording_is_whole_small_and_names_no_machine(tmp_path: Path) -> No
             if path.is_file():
                 text = path.read_text()
                 assert not any(word in text for word in ("/work/", "/root/", "/tmp/wt", "rhyme-openrlhf/src")), path
-    kept = sorted((runs["sorting-and-arithmetic"] / "samples").iterdir())
+    kept = sorted((runs[LIVE] / "samples").iterdir())
     records = [json.loads(line) for path in kept for line in path.read_text().splitlines()]
     assert len(kept) >= 16 and {source for record in records for source, _ in record["pieces"]} >= {"", "history"}

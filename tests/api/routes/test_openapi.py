@@ -33,6 +33,8 @@ BY_MEANING = {
     "POST /api/v1/tokens",
     # An address that has the right form may still name no host.
     "POST /api/v1/webhooks",
+    "PATCH /api/v1/webhooks/{webhook_id}",
+    "POST /api/v1/views",
 }
 # The numbers that webhooks with made-up addresses may have; 1 is the fixture's.
 MADE_UP = range(2, MOST_WEBHOOKS + 1)
@@ -195,4 +197,6 @@ def test_every_operation_says_what_it_needs_and_gives_an_example(described: Any)
             for status, response in operation["responses"].items():
                 if int(status) >= 400:
                     assert list(response["content"]) == ["application/problem+json"], (method, path, status)
-    assert open_to_all == {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session"), exchange}
+    openid = {("POST", "/api/v1/session/openid/begin"), ("POST", "/api/v1/session/openid")}
+    sign_in = {("POST", "/api/v1/session"), exchange, *openid}
+    assert open_to_all == {("GET", "/healthz"), ("GET", "/readyz"), *sign_in}

@@ -70,6 +70,28 @@ def test_a_test_says_how_it_went(api: Any) -> None:
     assert api.operator.post(f"{HOOKS}/99/test").status_code == 404
 
 
+@stores
+def test_a_changed_webhook_keeps_its_secret_and_sends_to_its_new_address(api: Any) -> None:
+    with receiving() as before, receiving() as receiver:
+        hook = made(api, before.url, "failed", stalled_minutes=5)
+        one = f"{HOOKS}/{hook['id']}"
+        changes = {"url": receiver.url, "events": ["stalled", "stalled"], "stalled_minutes": 7.5}
+        changed = api.operator.patch(one, json=changes)
+        assert changed.status_code == 200, changed.text
+        expected = {**hook, **changes, "events": ["stalled"]}
+        expected.pop("secret")
+        assert changed.json() == api.operator.get(one).json() == expected
+        assert api.operator.patch(one, json={}).json() == expected
+        assert api.operator.post(f"{one}/test").json()["state"] == "delivered"
+        assert receiver.verified(hook["secret"]) and before.contents() == []
+    for wrong in ({"events": []}, {"url": "ftp://x/"}, {"idle_percent": 100}, {"secret": "mine"}):
+        assert api.operator.patch(one, json=wrong).status_code == 422
+    assert api.operator.patch(f"{HOOKS}/99", json={"name": "x"}).status_code == 404
+    assert api.viewer.patch(one, json={"name": "x"}).status_code == 403
+    actions = [entry["action"] for entry in api.operator.get("/api/v1/audit").json()["items"]]
+    assert actions[-2:] == ["Change a webhook", "Create a webhook"]
+
+
 def test_only_operators_see_webhooks(api: Any) -> None:
     hook = made(api, "https://hooks.example.org/secret", "failed")
     one = f"{HOOKS}/{hook['id']}"

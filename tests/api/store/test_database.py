@@ -292,7 +292,7 @@ def test_a_deleted_run_takes_everything_along(database: Database) -> None:
     with database.reading() as session:
         left = {name for name in tables.tables if session.execute(text(f'SELECT 1 FROM "{name}"')).first()}
         assert session.execute(select(Attempt)).first() is None
-    stay = {"alembic_version", "audit", "dispatch_lease", "experiments", "sign_in_codes"}
+    stay = {"alembic_version", "audit", "dispatch_lease", "experiments", "saved_views", "sign_in_codes"}
     assert left == stay | {"webhook_deliveries", "webhooks"}
 
 

@@ -465,6 +465,9 @@ def test_webhooks_are_made_tested_listed_and_deleted(
         assert (hook["events"], hook["stalled_minutes"], hook["form"]) == (["failed", "stalled"], 20, "json")
         assert "failed, stalled 20" in " ".join(hooks("list")[1].split())
         number = str(hook["id"])
+        changed = hooks("edit", number, "--event", "failed", "--name", "crew", "--json")[1]
+        assert json.loads(changed) == {**hook, "events": ["failed"], "name": "crew"}
+        assert hooks("edit", number)[0] == 2
         assert hooks("test", number)[0] == 0 and receiver.verified(out.strip())
         receiver.answer = b"HTTP/1.1 500 x\r\nContent-Length: 0\r\n\r\n"
         code, _, err = hooks("test", number)
@@ -477,3 +480,38 @@ def test_webhooks_are_made_tested_listed_and_deleted(
     assert hooks("delete", number)[0] == 0 and hooks("delete", number)[0] == 1
     code, _, err = hooks("add", "team", "ftp://x", "--event", "failed")
     assert code == 1 and "http" in err
+
+
+def test_views_are_saved_listed_used_renamed_and_deleted(rhyme: Rhyme, reported: str) -> None:
+    def viewed(*argv: str) -> Any:
+        code, out, err = rhyme("views", *argv, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    condition = "reward > 0"
+    given = ("--filter", condition, "--column", "metric.policy_loss", "--tag", "none such")
+    saved = viewed("save", "good", "--everyone", *given)
+    assert (saved["filter"], saved["values"], saved["tag"], saved["shared"]) == (
+        condition,
+        ["metric.policy_loss"],
+        "none such",
+        True,
+    )
+    assert rhyme("views", "save", "good", "--everyone")[0] == 1
+    assert answer(rhyme, "list", "--view", "good") == []
+    viewed("save", "good", "--everyone", "--replace", *given[:-2])
+    # Other tests of this file have runs in this service, too.
+    found = {run["uid"]: run for run in answer(rhyme, "list", "--view", "good")}
+    assert list(found[reported]["values"]) == ["metric.policy_loss"]
+    # The token's own comes first, and options beside a view take the place of its own.
+    viewed("save", "good", "--text", "nothing like it")
+    assert answer(rhyme, "list", "--view", "good") == []
+    assert reported in [one["uid"] for one in answer(rhyme, "list", "--view", "good", "--text", "")]
+    assert viewed("rename", "good", "mine")["shared"] is False
+    table = " ".join(rhyme("views", "list")[1].split())
+    assert "mine" in table and "everyone" in table and f"filter {condition}" in table
+    assert rhyme("views", "delete", "mine")[0] == 0
+    code, _, err = rhyme("list", "--view", "mine")
+    assert code == 1 and "there is no saved view named mine" in err
+    code, _, err = rhyme("views", "save", "x", "--tag", "a", "--tag", "b")
+    assert code == 2 and "--filter" in err

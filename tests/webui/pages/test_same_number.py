@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rhyme_openrlhf.api.demo.demonstration import LIVE
 from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, write_run_directory
 from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.telemetry import metrics
@@ -49,7 +50,7 @@ TITLES = {
 @pytest.mark.usefixtures("starts_python")
 def test_every_place_says_the_same(demo_dashboard: Any, tmp_path: Path) -> None:
     uid, client = demo_dashboard.run_uid, viewer(demo_dashboard)
-    summary = json.loads((tmp_path / "runs" / "sorting-and-arithmetic" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "runs" / LIVE / "summary.json").read_text())
     run = client.get(f"/api/v1/runs/{uid}").json()
     environment = {
         **os.environ,
@@ -81,7 +82,7 @@ def test_every_place_says_the_same(demo_dashboard: Any, tmp_path: Path) -> None:
 
 def test_drafts_and_off_policyness_are_what_the_record_says(demo_dashboard: Any, tmp_path: Path) -> None:
     uid, client = demo_dashboard.run_uid, viewer(demo_dashboard)
-    recorded = record(tmp_path / "runs" / "sorting-and-arithmetic")
+    recorded = record(tmp_path / "runs" / LIVE)
 
     # Where accepted drafts came from: what engines counted, the API's curves, the figure; together the rate.
     counted: dict[int, EngineCounters] = defaultdict(EngineCounters)

@@ -1,5 +1,6 @@
-// Forms that create something with a secret, which is shown once:
+// Forms that create something with a secret, which is shown once, or change it:
 //   data-issue="/api/v1/tokens"   the address; empty fields are not sent
+//   data-then="/webhooks"         the form changes what is there, and this is the next page
 //   data-number                   on a field: its value is a number
 //   data-list                     on checkboxes of one name: the chosen values are a list
 import { ask } from "./ask.js";
@@ -26,7 +27,9 @@ async function make(form) {
   const button = form.querySelector("button");
   button.disabled = true;
   try {
-    const response = await ask(form.dataset.issue, { method: "POST", body: fields(form) });
+    const following = form.dataset.then;
+    const response = await ask(form.dataset.issue, { method: following ? "PATCH" : "POST", body: fields(form) });
+    if (following) return location.assign(following);
     const { name, token, secret } = await response.json();
     issued.querySelector("[data-issued-name]").textContent = name;
     issued.querySelector("[data-issued-token]").textContent = token ?? secret;
