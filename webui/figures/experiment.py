@@ -62,8 +62,8 @@ def options_of(groups: Iterable[Group]) -> list[str]:
 
 
 def group_name(group: Group, names: Sequence[str]) -> str:
-    """Return a group's name by its values of these options, such as "lr 1e-06, window_max 8"."""
-    short = [name.rpartition(".")[2] for name in names]
+    """Return a group's name by its values of these options, such as "lr 1e-06, histospec off"."""
+    short = [name.removesuffix(".enable").rpartition(".")[2] for name in names]
     shown = short if len(set(short)) == len(short) else names
     words = [f"{name} {_cut(option_value(group, key).words)}" for name, key in zip(shown, names, strict=True)]
     rest = ["…"] if len(words) > MOST_NAMED else []
