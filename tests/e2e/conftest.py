@@ -14,7 +14,7 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.telemetry.event_log import read_events
 from tests.e2e.plane import Plane
-from tests.e2e.runs import RUN_TIMEOUT_S, SMALL, FinishedRun, KilledRun
+from tests.e2e.runs import RUN_TIMEOUT_S, SMALL, FinishedRun, KilledRun, stacks_of
 
 
 @pytest.fixture(scope="session")
@@ -39,16 +39,20 @@ def train(tmp_path: Path, small_prompts: Path, starts_e2e: None) -> Callable[...
     def run(*options: str, name: str = "run") -> FinishedRun:
         directory = tmp_path / name
         argv = [*arguments(str(tmp_path / "ckpt")), "--data.prompt_dataset", str(small_prompts), *SMALL]
-        done = subprocess.run(
-            [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory), *options],
-            capture_output=True,
-            text=True,
-            timeout=RUN_TIMEOUT_S,
-            cwd=tmp_path,
-        )
+        command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory)]
+        # A file, because a pipe would have to be read until the last process of a run that hangs has ended.
+        printed = tmp_path / f"{name}.out"
+        with printed.open("w") as output:
+            process = subprocess.Popen([*command, *options], stdout=output, stderr=output, cwd=tmp_path)
+            try:
+                code = process.wait(RUN_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                stacks = stacks_of(tmp_path)
+                process.kill()
+                pytest.fail(f"no end within {RUN_TIMEOUT_S} s:\n{printed.read_text()[-4000:]}\n{stacks}")
         log = directory / "events.jsonl"
         events = [recorded.event for recorded in read_events(log)] if log.exists() else []
-        return FinishedRun(directory, done.returncode, done.stdout + done.stderr, events)
+        return FinishedRun(directory, code, printed.read_text(), events)
 
     return run
 

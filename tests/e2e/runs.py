@@ -68,6 +68,17 @@ def check_weights(run: FinishedRun, engines: int, steps: int) -> None:
     assert max(event.max_difference for event in checked) < SAME_LOG_PROBABILITY
 
 
+def stacks_of(folder: Path) -> str:
+    """Return the Python stacks of the processes that work in `folder`, by py-spy, which Ray's dashboard brings."""
+    stacks = []
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if Path(os.readlink(process / "cwd")) == folder:
+                dump = ["py-spy", "dump", "--nonblocking", "--pid", process.name]
+                stacks.append(subprocess.run(dump, capture_output=True, text=True, timeout=30).stdout)
+    return "\n".join(stacks)
+
+
 # What a killed run's processes are known by when nothing is their parent any more.
 MARK = "RHYME_TEST_RUN"
 
