@@ -75,7 +75,7 @@ SENSELESS, NOT_BUILT, UPSTREAM_REFUSES = "makes no sense", "not built", "OpenRLH
 WHY = {
     "OpenRLHF: ": UPSTREAM_REFUSES,
     "needs speculation": SENSELESS,
-    "goes with no moves": NOT_BUILT,
+    "does not go with --tp_switch.enable yet": NOT_BUILT,
     "does not go with --reallocation.enable yet": NOT_BUILT,
     "does not go with --run.reproducible": SENSELESS,
     "does not go with --train.partial_rollout_enable": SENSELESS,

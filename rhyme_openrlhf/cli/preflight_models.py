@@ -112,13 +112,13 @@ def check_source(args: SimpleNamespace, config: Any, settings: RhymeSettings) ->
         return
     if not settings.histospec.enable:
         raise PreflightError(f"{source} needs speculation: leave --no-histospec.enable out")
-    if settings.samples_move:
-        raise PreflightError(
-            f"{source} goes with no moves: a sample's state of {drafting.method} stays in its engine; leave "
-            "--move.enable, --reallocation.enable and --tp_switch.enable out, or draft from history"
-        )
     if drafting.method not in WITH_MODEL:
         return
+    if settings.tp_switch.enable:
+        raise PreflightError(
+            f"{source} does not go with --tp_switch.enable yet: the layouts' memory is planned without a draft model; "
+            "leave --tp_switch.enable out, or draft from history"
+        )
     drafter = check_model("--drafting.model", drafting.model)
     if drafting.method == EAGLE3 and not any("eagle" in name.lower() for name in drafter.architectures or ()):
         raise PreflightError(

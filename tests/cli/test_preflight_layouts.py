@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import preflight, preflight_layouts, upstream
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.cli.preflight_models import PreflightError, check_model
@@ -151,7 +152,10 @@ def test_vllm_takes_these_arguments() -> None:
     assert set(layouts.engine_arguments(plan, 1)) <= known
 
 
-def test_other_checks_know_it(tmp_path: Path) -> None:
-    argv = [*arguments(str(tmp_path)), "--vllm.num_engines", "2", "--tp_switch.enable", "--drafting.source", "ngram"]
-    with pytest.raises(PreflightError, match="goes with no moves"):
-        preflight.check(upstream.parse(argv))
+def test_a_draft_model_is_refused(tmp_path: Path) -> None:
+    """Nothing plans its memory; moves and reallocation have none to plan."""
+    drafting = ["--drafting.source", "draft_model", "--drafting.model", str(embedded.DRAFT_MODEL)]
+    argv = [*arguments(str(tmp_path)), "--vllm.num_engines", "2", *drafting]
+    with pytest.raises(PreflightError, match="does not go with --tp_switch.enable yet"):
+        preflight.check(upstream.parse([*argv, "--tp_switch.enable"]))
+    preflight.check(upstream.parse([*argv, "--reallocation.enable"]))

@@ -18,8 +18,8 @@ from rhyme_openrlhf.shared_files import SHARED_MEMORY, process_started
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Event, RolloutStarted, WeightsChecked, WeightsLoaded
 
-# A run takes one to two minutes on two idle cores; machines are not always idle.
-RUN_TIMEOUT_S = 480
+# A run takes one to two minutes on two idle cores, and four beside much other work. What takes this long hangs.
+RUN_TIMEOUT_S = 900
 
 # 8 short prompts x 4 samples, two steps an epoch: enough to see history work, quick enough to do often.
 SMALL = ["--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"]

@@ -19,7 +19,7 @@ from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
@@ -53,7 +53,14 @@ def variables() -> Iterator[None]:
 class LocalEngine:
     """A steered engine of this process (steered_engines.py), with its own event loop; may be called from any."""
 
-    def __init__(self, index: int, tensor_parallel_size: int = 1, kind: Any = None, pipelined: bool = False) -> None:
+    def __init__(
+        self,
+        index: int,
+        tensor_parallel_size: int = 1,
+        kind: Any = None,
+        pipelined: bool = False,
+        drafting: DraftingSettings = DraftingSettings(),
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         # Awaited before each call, with the method's name; what it raises the caller gets.
@@ -62,9 +69,11 @@ class LocalEngine:
         self.node = ""
         # The first call of this method is followed, and not answered.
         self.hangs_after = ""
-        self._starting = self._submit(self._start(index, tensor_parallel_size, kind, pipelined))
+        self._starting = self._submit(self._start(index, tensor_parallel_size, kind, pipelined, drafting))
 
-    async def _start(self, index: int, tensor_parallel_size: int, kind: Any, pipelined: bool) -> Any:
+    async def _start(
+        self, index: int, tensor_parallel_size: int, kind: Any, pipelined: bool, drafting: DraftingSettings
+    ) -> Any:
         from rhyme_openrlhf.engine.factory import parts_of
         from tests.moves.steered_engines import HeldEngine
 
@@ -74,6 +83,7 @@ class LocalEngine:
         # sample is not over before it is moved.
         settings = RhymeSettings(
             histospec=HistoSpecSettings(siblings=False, shared_tokens=0, window_max=4),
+            drafting=drafting,
             cpu=CpuSettings(kv_cache_mb=16),
             move=MoveSettings(enable=True),
             histopipe=HistoPipeSettings(enable=pipelined),
