@@ -152,7 +152,7 @@ def test_vllm_takes_these_arguments() -> None:
     assert set(layouts.engine_arguments(plan, 1)) <= known
 
 
-def test_a_draft_model_is_refused(tmp_path: Path) -> None:
+def test_a_draft_model_is_refused(tmp_path: Path, starts_python: None) -> None:
     """Nothing plans its memory; moves and reallocation have none to plan."""
     drafting = ["--drafting.source", "draft_model", "--drafting.model", str(embedded.DRAFT_MODEL)]
     argv = [*arguments(str(tmp_path)), "--vllm.num_engines", "2", *drafting]

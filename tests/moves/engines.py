@@ -59,7 +59,7 @@ class LocalEngine:
         tensor_parallel_size: int = 1,
         kind: Any = None,
         pipelined: bool = False,
-        drafting: DraftingSettings = DraftingSettings(),
+        drafting: DraftingSettings | None = None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -72,7 +72,7 @@ class LocalEngine:
         self._starting = self._submit(self._start(index, tensor_parallel_size, kind, pipelined, drafting))
 
     async def _start(
-        self, index: int, tensor_parallel_size: int, kind: Any, pipelined: bool, drafting: DraftingSettings
+        self, index: int, tensor_parallel_size: int, kind: Any, pipelined: bool, drafting: DraftingSettings | None
     ) -> Any:
         from rhyme_openrlhf.engine.factory import parts_of
         from tests.moves.steered_engines import HeldEngine
@@ -83,7 +83,7 @@ class LocalEngine:
         # sample is not over before it is moved.
         settings = RhymeSettings(
             histospec=HistoSpecSettings(siblings=False, shared_tokens=0, window_max=4),
-            drafting=drafting,
+            drafting=drafting or DraftingSettings(),
             cpu=CpuSettings(kv_cache_mb=16),
             move=MoveSettings(enable=True),
             histopipe=HistoPipeSettings(enable=pipelined),
