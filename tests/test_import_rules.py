@@ -53,7 +53,6 @@ PURE_MODULES = (
     "verify/histories.py",
     "verify/outcome.py",
     "verify/record.py",
-    "verify/runner_choice.py",
     "verify/training_arguments.py",
 )
 

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from rhyme_openrlhf.api.http.limits import Limits
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.ingest.workers import WORKERS_POSTGRESQL, WORKERS_SQLITE, Intake, ThreadIntake, WorkerIntake
-from rhyme_openrlhf.api.live.news import News
+from rhyme_openrlhf.api.live.shared_polling import News
 from rhyme_openrlhf.api.live.streams import LiveLooks
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store.credentials import Principal

@@ -16,7 +16,6 @@ from typing import Any
 
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE, SAMPLES_FOLDER
 
-SUFFIX = ".tar.xz"
 # Recorded parts of a run directory; checkpoints, history and Ray's own files are left out.
 PARTS = (CONFIG_FILE, EVENTS_FILE, "summary.json", SAMPLES_FOLDER, "logs")
 # Fields of events that hold moments, besides those of the envelope.

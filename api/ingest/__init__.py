@@ -6,7 +6,7 @@ A batch passes through these modules:
 - `decoding.py`: bytes to JSON
 - `validation.py`: JSON to events
 - `store_batch.py`: events to their table
-- `derived_rows.py`, with `rollup.py`, `totals.py` and `system_rows.py`: rows derived from events
+- `derived_rows.py`, with `rollup.py` and `totals.py`: rows derived from events
 
 `announce.py` creates runs that were not started here, `importer.py` imports a whole run directory, and `deletion.py`
 deletes a run or an attempt. These modules refuse by raising plain exceptions.

@@ -5,6 +5,7 @@ The run's row must be locked (`run_status.lock_run`), because steps are read, ch
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -26,11 +27,11 @@ from rhyme_openrlhf.api.ingest.rollup import (
     segment,
     steps_concerned,
 )
-from rhyme_openrlhf.api.ingest.system_rows import write_system
-from rhyme_openrlhf.api.ingest.totals import EPOCH_SUMS, epoch_changes, run_figures
+from rhyme_openrlhf.api.ingest.totals import EPOCH_SUMS, epoch_changes, finite, run_figures
 from rhyme_openrlhf.api.ingest.validation import Arrived
 from rhyme_openrlhf.api.store.bulk import BulkInsert, add, replace
 from rhyme_openrlhf.api.store.curve_blocks import settle, unpack
+from rhyme_openrlhf.api.store.json_values import storable
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
 from rhyme_openrlhf.api.store.record import (
     EngineSampleRow,
@@ -46,7 +47,7 @@ from rhyme_openrlhf.api.store.record import (
     SystemRow,
     of_kinds,
 )
-from rhyme_openrlhf.telemetry.events import RunStarted
+from rhyme_openrlhf.telemetry.events import RunStarted, SystemSample
 
 CHECKPOINT = "checkpoint"
 
@@ -64,6 +65,10 @@ _STEP_KEYS = ("run_id", "step")
 _METRIC_COLUMNS = ("run_id", "name", "step", "attempt_id", "value")
 _STABILITY_COLUMNS = ("run_id", "epoch", "attempt_id", "correlation", "prompts")
 _ARTIFACT_COLUMNS = ("run_id", "attempt_id", "kind", "step", "path", "created_at")
+_SYSTEM_COLUMNS = (
+    "run_id", "attempt_id", "time", "node", "cpu", "load", "memory_used", "memory_total", "disk_free", "shared_memory",
+    "object_store", "gpus", "processes",
+)  # fmt: skip
 _write_steps = BulkInsert(STEPS, STEP_COLUMNS, replace(_STEP_KEYS, STEP_COLUMNS))
 _write_engine_steps = BulkInsert(
     _table(EngineStepRow),
@@ -86,6 +91,7 @@ _write_stability = BulkInsert(
     replace(("run_id", "epoch"), _STABILITY_COLUMNS, "rank_stability.attempt_id <= excluded.attempt_id"),
 )
 _write_artifacts = BulkInsert(_table(Artifact), _ARTIFACT_COLUMNS, "ON CONFLICT DO NOTHING")
+_write_system = BulkInsert(_table(SystemRow), _SYSTEM_COLUMNS)
 _write_epochs = BulkInsert(EPOCHS, ("run_id", "epoch", *EPOCH_SUMS), add("epochs", ("run_id", "epoch"), EPOCH_SUMS))
 
 
@@ -111,7 +117,8 @@ def derive(session: Session, run: Run, attempt_id: int, ceiling: int | None, fre
     _write_samples(connection, rollup.samples)
     _write_moves(connection, rollup.moves)
     _write_switches(connection, rollup.switches)
-    write_system(connection, run_id, attempt_id, fresh)
+    samples = [(*ids, one.time, *_system_row(event)) for one in fresh if isinstance(event := one.event, SystemSample)]
+    _write_system(connection, samples)
     for write, metrics in ((_write_metrics.new, rollup.new_metrics), (_write_metrics, rollup.metrics)):
         # Sorted by name, so that a curve's values are adjacent if the database keeps rows in order of arrival.
         write(connection, [(run_id, *key, attempt_id, value) for key, value in sorted(metrics.items(), key=_name)])
@@ -212,3 +219,19 @@ def _change_epochs(connection: Connection, run_id: int, before: Sequence[StepRow
     _write_epochs(connection, rows)
     if any(sums["steps_begun"] < 0 for sums in changes.values()):
         connection.execute(delete(EPOCHS).where(EPOCHS.c.run_id == run_id, EPOCHS.c.steps_begun == 0))
+
+
+def _system_row(event: SystemSample) -> tuple[Any, ...]:
+    gpus = [
+        [finite(busy), used, total]
+        for busy, used, total in zip(event.gpu, event.gpu_memory_used, event.gpu_memory_total, strict=False)
+    ]
+    processes = {
+        name: [finite(cores), event.process_memory.get(name, 0)]
+        for name, cores in event.process_cpu.items()
+        if storable(name)
+    }
+    return (
+        event.node, finite(event.cpu), finite(event.load), event.memory_used, event.memory_total, event.disk_free,
+        event.shared_memory, event.object_store, json.dumps(gpus), json.dumps(processes),
+    )  # fmt: skip

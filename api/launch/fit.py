@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.api.launch.schema import options
-from rhyme_openrlhf.api.launch.spec import Arguments, SpecError, check_tied, gpus_needed, merged, upstream_arguments
+from rhyme_openrlhf.api.launch.spec import (
+    Arguments,
+    SpecError,
+    check_tied,
+    gpus_needed,
+    merged,
+    upstream_arguments,
+    value_of,
+)
 from rhyme_openrlhf.run import resources
 from rhyme_openrlhf.run.model_shape import ModelShape
 
@@ -120,33 +128,33 @@ def _kinds(arguments: Arguments, gpus: Gpus) -> Iterator[Iterator[Change]]:
 
 
 def _utilization(arguments: Arguments) -> Iterator[Change]:
-    now = _value(arguments, "vllm", "gpu_memory_utilization")
+    now = value_of(arguments, "vllm", "gpu_memory_utilization")
     for share in sorted(SHARES, key=lambda one: abs(one - now)):
         word = "a smaller" if share < now else "a larger"
         yield _change(f"{word} share of the GPU for the engines", {("vllm", "gpu_memory_utilization"): share})
 
 
 def _zero(arguments: Arguments) -> Iterator[Change]:
-    for stage in range(_value(arguments, "ds", "zero_stage") + 1, 4):
+    for stage in range(value_of(arguments, "ds", "zero_stage") + 1, 4):
         yield _change("training states sharded over the trainer's GPUs", {("ds", "zero_stage"): stage})
 
 
 def _colocated(arguments: Arguments) -> Iterator[Change]:
     pairs: Values = {}
-    if not _value(arguments, "train", "colocate_actor_ref"):
+    if not value_of(arguments, "train", "colocate_actor_ref"):
         pairs["train", "colocate_actor_ref"] = True
         yield _change("policy and reference model on the same GPUs", pairs)
-    if _value(arguments, "train", "colocate_all") or _value(arguments, "train", "async_enable"):
+    if value_of(arguments, "train", "colocate_all") or value_of(arguments, "train", "async_enable"):
         return
-    policy = _value(arguments, "actor", "num_nodes") * _value(arguments, "actor", "num_gpus_per_node")
-    parallel = _value(arguments, "vllm", "tensor_parallel_size")
+    policy = value_of(arguments, "actor", "num_nodes") * value_of(arguments, "actor", "num_gpus_per_node")
+    parallel = value_of(arguments, "vllm", "tensor_parallel_size")
     if policy % parallel:
         return
     every: Values = {("train", "colocate_all"): True, ("vllm", "num_engines"): policy // parallel}
     for model in MODELS[1:]:
         for name in ("num_nodes", "num_gpus_per_node"):
-            if _value(arguments, model, name) != _value(arguments, "actor", name):
-                every[model, name] = _value(arguments, "actor", name)
+            if value_of(arguments, model, name) != value_of(arguments, "actor", name):
+                every[model, name] = value_of(arguments, "actor", name)
     every |= {("vllm", "enable_sleep"): True, ("ds", "enable_sleep"): True}
     for share in sorted(SHARES, reverse=True):
         yield _change(
@@ -155,14 +163,14 @@ def _colocated(arguments: Arguments) -> Iterator[Change]:
 
 
 def _fewer_engines(arguments: Arguments) -> Iterator[Change]:
-    if _value(arguments, "train", "colocate_all") and not _value(arguments, "train", "async_enable"):
+    if value_of(arguments, "train", "colocate_all") and not value_of(arguments, "train", "async_enable"):
         return  # the engines share the policy's GPUs: fewer of them free none
-    for count in range(_value(arguments, "vllm", "num_engines") - 1, 0, -1):
+    for count in range(value_of(arguments, "vllm", "num_engines") - 1, 0, -1):
         yield _change("fewer engines", {("vllm", "num_engines"): count})
 
 
 def _split_engines(arguments: Arguments) -> Iterator[Change]:
-    engines, now = _value(arguments, "vllm", "num_engines"), _value(arguments, "vllm", "tensor_parallel_size")
+    engines, now = value_of(arguments, "vllm", "num_engines"), value_of(arguments, "vllm", "tensor_parallel_size")
     for parallel in (2, 4, 8):
         if parallel > now and engines * now % parallel == 0:
             yield _change(
@@ -178,36 +186,32 @@ def _offloaded(arguments: Arguments) -> Iterator[Change]:
         ("reward model in main memory", "reward", "offload"),
         ("optimizer in main memory", "ds", "adam_offload"),
     ):
-        if not _value(arguments, group, name):
+        if not value_of(arguments, group, name):
             yield _change(words, {(group, name): True})
 
 
 def _fewer_samples_at_once(arguments: Arguments) -> Iterator[Change]:
-    now = _value(arguments, "engine", "max_num_seqs") or resources.VLLM_SAMPLES
+    now = value_of(arguments, "engine", "max_num_seqs") or resources.VLLM_SAMPLES
     while now > 1:
         now //= 2
         yield _change("fewer samples at once in an engine", {("engine", "max_num_seqs"): now})
 
 
 def _smaller_models(arguments: Arguments) -> Iterator[Change]:
-    most = _value(arguments, "actor", "num_gpus_per_node")
+    most = value_of(arguments, "actor", "num_gpus_per_node")
     for count in range(most - 1, 0, -1):
         found: Values = {
             (model, "num_gpus_per_node"): count
             for model in MODELS
-            if _value(arguments, model, "num_gpus_per_node") > count
+            if value_of(arguments, model, "num_gpus_per_node") > count
         }
         yield _change("fewer GPUs for training", found)
 
 
 def _change(words: str, values: Values, arguments: Arguments | None = None) -> Change:
     """Return the change; with `arguments`, without what they say already."""
-    kept = {key: value for key, value in values.items() if arguments is None or _value(arguments, *key) != value}
+    kept = {key: value for key, value in values.items() if arguments is None or value_of(arguments, *key) != value}
     return Change(words, tuple((*key, value) for key, value in kept.items()))
-
-
-def _value(arguments: Arguments, group: str, name: str) -> Any:
-    return arguments.get(group, {}).get(name, options()[group, name].default)
 
 
 def _flag(group: str, name: str, value: Any) -> str:

@@ -144,6 +144,11 @@ def merged(base: Arguments, edits: Mapping[str, Mapping[str, Any]]) -> Arguments
     return {group: values for group, values in result.items() if values}
 
 
+def value_of(arguments: Arguments, group: str, name: str) -> Any:
+    """Return an option's value, its default if it is not given."""
+    return arguments.get(group, {}).get(name, options()[group, name].default)
+
+
 def gpus_needed(arguments: Arguments) -> int:
     """Return the GPUs that a run of checked `arguments` requests from Ray."""
     return required_gpus(upstream_arguments(arguments))

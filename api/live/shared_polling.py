@@ -1,4 +1,4 @@
-"""Polling on behalf of many watchers: one query per tick, for any number of watchers.
+"""Two ways to wake live streams: news of this service's own events, and one polling on behalf of many watchers.
 
 A `SharedLook` reads the values of all watched keys at once, in one thread, and notifies each watcher when its key's
 value has changed. A live stream waits on a `Sleeper` in between.
@@ -9,13 +9,14 @@ Invariants:
 - A value that changes after `watch` began is reported.
 - A failed query ends all its watchers, whose clients reconnect by themselves.
 
-Everything here belongs to one event loop; only `look` runs in a thread.
+Everything but `News` belongs to one event loop; only `look` runs in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,3 +119,34 @@ class SharedLook(Generic[K, V]):
         self._values[key] = value
         for watcher in list(self._watchers[key]):
             watcher.changed(value)
+
+
+class News:
+    """A registry that wakes streams waiting for events of a run. It is only a hint: streams poll the database
+    anyway.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, set[Callable[[], object]]] = {}
+
+    def publish(self, run_id: int) -> None:
+        """Announce that events of this run were committed; thread-safe."""
+        with self._lock:
+            callbacks = list(self._waiting.get(run_id, ()))
+        for callback in callbacks:
+            callback()
+
+    def subscribe(self, run_id: int, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback`, from any thread, at every publish; return a function that ends this."""
+        with self._lock:
+            self._waiting.setdefault(run_id, set()).add(callback)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                waiting = self._waiting.get(run_id, set())
+                waiting.discard(callback)
+                if not waiting:
+                    self._waiting.pop(run_id, None)
+
+        return unsubscribe

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 from anyio.to_thread import run_sync
 from sqlalchemy import func, select
 
-from rhyme_openrlhf.api.live.news import News
-from rhyme_openrlhf.api.live.shared_polling import SharedLook, Sleeper
+from rhyme_openrlhf.api.live.shared_polling import News, SharedLook, Sleeper
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
 from rhyme_openrlhf.api.store.credentials import Caller, still_hold
 from rhyme_openrlhf.api.store.database import Database

@@ -32,8 +32,6 @@ TIMES = ("created_at", "started_at", "finished_at", "last_event_at")
 TEXTS = ("uid", "name", "status", "origin", "notes", "message", "created_by")
 EXPERIMENT, TAG = "experiment", "tag"
 FIELDS = (*NUMBERS, *TIMES, *TEXTS, EXPERIMENT, TAG)
-# Of a value's name in an address: long enough for every metric and option.
-NAME_LENGTH = 200
 NAME_PATTERN = re.compile(r"(metric|config)\.[^\x00]{1,190}")
 _LIKE_ESCAPE = "\\"
 

@@ -35,14 +35,3 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "failed": frozenset(),
     "crashed": frozenset(),
 }
-
-
-class StatusError(ValueError):
-    """An illegal change of status; the message names both."""
-
-
-def change(current: RunStatus, wanted: RunStatus) -> RunStatus:
-    """Return `wanted` if the change is legal or no change. Raises StatusError."""
-    if wanted != current and wanted not in TRANSITIONS[current]:
-        raise StatusError(f"a run that is {current} cannot become {wanted}")
-    return wanted

@@ -6,6 +6,6 @@ Read in this order:
 2. `engines` starts two engines, of which one speculates, or those that `rhyme profile` measures.
 3. The checks: `greedy`, `sampled` (judged by `chi_square`), `weights`, `memory`, `speed`.
 4. What they need: `histories`, `training_arguments`, `varied_reward`.
-5. `report` runs the checks and shows what they found; `record` keeps what was proved.
-6. `runner_choice` chooses by it which model runner of vLLM drafts run in (`--drafting.runner auto`).
+5. `report` runs the checks and shows what they found; `record` keeps what was proved. `cli/preflight_runner.py`
+   chooses by it which model runner of vLLM drafts run in (`--drafting.runner auto`).
 """

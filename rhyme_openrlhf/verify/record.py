@@ -1,6 +1,6 @@
 """Proofs of `rhyme verify` on this machine: one small file in the user's cache. Pure.
 
-`rhyme doctor` shows them, and `--drafting.runner auto` chooses by them (runner_choice.py).
+`rhyme doctor` shows them, and `--drafting.runner auto` chooses by them (cli/preflight_runner.py).
 
 Invariants: a proof holds for one version of each package and one kind of device. With vLLM's second model runner (V2)
 it also holds for one model architecture and one tensor-parallel size alone. A later failure removes it. An unreadable

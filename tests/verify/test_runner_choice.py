@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rhyme_openrlhf.cli.preflight_runner import choose
 from rhyme_openrlhf.settings.drafting import V1, V2, V2_ASYNC
 from rhyme_openrlhf.verify.record import Engines, Entry
-from rhyme_openrlhf.verify.runner_choice import choose
 
 PROOFS = ("lossless-greedy", "lossless-sampled", "weights-buffer")
 

@@ -6,7 +6,7 @@ template includes it with `{{ figure("<name>", uid) }}`.
 
 from __future__ import annotations
 
-from rhyme_openrlhf.webui.figures.queries import history, learning, scheduling, speculation, system, timeline
+from rhyme_openrlhf.webui.figures.queries import learning, scheduling, speculation, system, timeline
 from rhyme_openrlhf.webui.figures.run_figure import RunFigure
 
 RUN_FIGURES: dict[str, RunFigure] = {
@@ -14,7 +14,6 @@ RUN_FIGURES: dict[str, RunFigure] = {
     for figure in (
         *timeline.FIGURES,
         *speculation.FIGURES,
-        *history.FIGURES,
         *scheduling.FIGURES,
         *learning.FIGURES,
         *system.FIGURES,

@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.launch import gain_estimate
 from rhyme_openrlhf.api.launch.gain_estimate import Estimate, Lengths, Rollout
 from rhyme_openrlhf.api.launch.known_profiles import known_profile
-from rhyme_openrlhf.api.launch.schema import options
-from rhyme_openrlhf.api.launch.spec import Arguments, upstream_arguments
+from rhyme_openrlhf.api.launch.spec import Arguments, upstream_arguments, value_of
 from rhyme_openrlhf.api.launch.spec_paths import PathRefused
 from rhyme_openrlhf.api.read.curves import curves
 from rhyme_openrlhf.api.store.bounds import INT32
@@ -71,13 +69,9 @@ class GainView:
     facts: tuple[tuple[str, str], ...] = ()
 
 
-def _value(arguments: Arguments, group: str, name: str) -> Any:
-    return arguments.get(group, {}).get(name, options()[group, name].default)
-
-
 def shape_of(arguments: Arguments) -> ModelShape | None:
     """Return the shape of the policy model, or None if unknown; `arguments` are checked."""
-    model = _value(arguments, "actor", "model_name_or_path")
+    model = value_of(arguments, "actor", "model_name_or_path")
     return read_shape(model) if model else None
 
 
@@ -105,20 +99,20 @@ def _gpu(gpu: GpuPlan) -> GpuView:
 
 def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainView:
     """Simulate the gain of drafts within a second; `arguments` are checked."""
-    if not _value(arguments, "histospec", "enable"):
+    if not value_of(arguments, "histospec", "enable"):
         return GainView(NO_DRAFTS)
-    shape, parallel = shape_of(arguments), _value(arguments, "vllm", "tensor_parallel_size")
+    shape, parallel = shape_of(arguments), value_of(arguments, "vllm", "tensor_parallel_size")
     try:
-        named = _value(arguments, "emulate", "profile") or _value(arguments, "latency", "profile")
+        named = value_of(arguments, "emulate", "profile") or value_of(arguments, "latency", "profile")
         profile = known_profile(named, shape, parallel, roots)
         if profile is None:
             return GainView(NO_PROFILE)
-        planned = _value(arguments, "latency", "profile") != NONE and not _value(arguments, "run", "reproducible")
+        planned = value_of(arguments, "latency", "profile") != NONE and not value_of(arguments, "run", "reproducible")
         rollout = Rollout(
-            engines=_value(arguments, "vllm", "num_engines"),
+            engines=value_of(arguments, "vllm", "num_engines"),
             tensor_parallel=parallel,
-            prompts=_value(arguments, "rollout", "batch_size"),
-            samples=_value(arguments, "rollout", "n_samples_per_prompt"),
+            prompts=value_of(arguments, "rollout", "batch_size"),
+            samples=value_of(arguments, "rollout", "n_samples_per_prompt"),
             speculation="budget" if planned else "window",
         )
         found = gain_estimate.estimate(rollout, lengths, profile)
@@ -129,7 +123,7 @@ def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainV
 
 def lengths_for(arguments: Arguments, session: Session, clone_of: Run | None) -> Lengths:
     """Return the response lengths of the cloned run's latest steps, else assumed lengths."""
-    longest = _value(arguments, "rollout", "max_new_tokens") or _value(arguments, "data", "max_len")
+    longest = value_of(arguments, "rollout", "max_new_tokens") or value_of(arguments, "data", "max_len")
     if clone_of is not None:
         first = max(0, clone_of.step - RECENT_STEPS + 1)
         found = curves(session, clone_of.uid, ["length_median", "length_p95"], first, INT32, RECENT_STEPS)

@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_args
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.http.fields import Cursor, RunUid
@@ -16,7 +17,7 @@ from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
-from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with, whole_number
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, toggled, url_with, whole_number
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.run.attempts import attempts_of
 from rhyme_openrlhf.webui.run.event_words import level_of, sentence
@@ -48,11 +49,10 @@ class EventLine:
     json: str
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(BaseModel):
     """The query parameters as the form sends them: a field without a choice is empty."""
 
-    kind: Kinds
+    kind: Kinds = []
     source: Source = ""
     level: Word = ""
     attempt: Word = ""
@@ -69,21 +69,11 @@ class Asked:
         )
 
 
-def _asked(
-    kind: Kinds = [],  # noqa: B006 (FastAPI copies it)
-    source: Source = "",
-    level: Word = "",
-    attempt: Word = "",
-    cursor: Cursor = None,
-) -> Asked:
-    return Asked(kind, source, level, attempt, cursor)
-
-
-AskedDep = Annotated[Asked, Depends(_asked)]
+AskedQuery = Annotated[Asked, Query()]
 
 
 @router.get("/runs/{uid}/events")
-def events_page(uid: RunUid, page: PageDep, asked: AskedDep) -> HTMLResponse:
+def events_page(uid: RunUid, page: PageDep, asked: AskedQuery) -> HTMLResponse:
     """Render the events that match the filter, the newest first; the address holds the whole filter."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
@@ -95,7 +85,7 @@ def events_page(uid: RunUid, page: PageDep, asked: AskedDep) -> HTMLResponse:
 
 
 @router.get("/ui/runs/{uid}/parts/events")
-def events_table(uid: RunUid, page: PageDep, asked: AskedDep) -> HTMLResponse:
+def events_table(uid: RunUid, page: PageDep, asked: AskedQuery) -> HTMLResponse:
     """Render the table alone, for reloading it in an open page."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
@@ -111,7 +101,7 @@ def _table(page: Page, session: Session, run: Run, asked: Asked) -> dict[str, An
     return {
         "lines": [_line(event, number, run.uid) for event, number in rows],
         "kinds": [
-            (one, one in asked.kind, url_with(here, query, {"kind": _toggled(asked.kind, one), "cursor": None}))
+            (one, one in asked.kind, url_with(here, query, {"kind": toggled(asked.kind, one), "cursor": None}))
             for one in sorted({*kinds_of(session, run), *asked.kind})
         ],
         "asked": asked,
@@ -139,7 +129,3 @@ def _line(event: RawEvent, attempt: int, uid: str) -> EventLine:
         level=level_of(event.kind, body),
         json=whole if len(whole) <= JSON_LENGTH else f"{whole[:JSON_LENGTH]}\n…",
     )
-
-
-def _toggled(words: list[str], word: str) -> list[str]:
-    return [one for one in words if one != word] if word in words else [*words, word]

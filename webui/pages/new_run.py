@@ -37,6 +37,7 @@ from rhyme_openrlhf.api.launch.spec import (
     gpu_shares,
     gpus_needed,
     merged,
+    value_of,
 )
 from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_argv, to_command
 from rhyme_openrlhf.api.launch.sweep import MOST_OPTIONS, Draws, DrawSeed, WrittenValues, configurations
@@ -45,9 +46,8 @@ from rhyme_openrlhf.api.store.bounds import Body, UidText
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.webui.new_run.differences import differences
 from rhyme_openrlhf.webui.new_run.estimates import NO_SHAPE, gain, lengths_for, memory, shape_of
-from rhyme_openrlhf.webui.new_run.form import run_form
+from rhyme_openrlhf.webui.new_run.form import differences, run_form
 from rhyme_openrlhf.webui.new_run.templates import templates
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 from rhyme_openrlhf.webui.site import text
@@ -307,14 +307,10 @@ def _shown(faults: Sequence[Fault]) -> list[dict[str, str]]:
 
 def _plan(arguments: Arguments) -> dict[str, Any]:
     """Describe the layout of the run in words; `arguments` are checked."""
-
-    def value(group: str, name: str) -> Any:
-        return arguments.get(group, {}).get(name, options()[group, name].default)
-
     shape = shape_of(arguments)
-    samples = value("rollout", "batch_size") * value("rollout", "n_samples_per_prompt")
-    engines, parallel = value("vllm", "num_engines"), value("vllm", "tensor_parallel_size")
-    updates = -(-samples // value("train", "batch_size")) * value("train", "max_epochs")
+    samples = value_of(arguments, "rollout", "batch_size") * value_of(arguments, "rollout", "n_samples_per_prompt")
+    engines, parallel = value_of(arguments, "vllm", "num_engines"), value_of(arguments, "vllm", "tensor_parallel_size")
+    updates = -(-samples // value_of(arguments, "train", "batch_size")) * value_of(arguments, "train", "max_epochs")
     return {
         "gpus": gpus_needed(arguments),
         "shares": [(_models(share.models, engines, parallel), share.gpus) for share in gpu_shares(arguments)],

@@ -24,7 +24,6 @@ from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.webui.figures.one_run import FIGURE_TITLES
 from rhyme_openrlhf.webui.site import assets, navigation, text
-from rhyme_openrlhf.webui.site.markup import breakable, whole_options
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 HEADERS = {"Cache-Control": "no-store"}
@@ -47,10 +46,10 @@ def _environment() -> Environment:
         figure_titles=FIGURE_TITLES,
     )
     filters = (
-        text.ago, text.change, text.clock, text.compact, text.counted, text.duration, text.iso, text.label, text.memory,
-        text.moment, text.number, text.percent, text.ratio, text.span,
+        text.ago, text.breakable, text.change, text.clock, text.compact, text.counted, text.duration, text.iso,
+        text.label, text.memory, text.moment, text.number, text.percent, text.ratio, text.span, text.whole_options,
     )  # fmt: skip
-    environment.filters.update({one.__name__: one for one in (*filters, breakable, whole_options)})
+    environment.filters.update({one.__name__: one for one in filters})
     return environment
 
 
@@ -94,6 +93,11 @@ def url_with(path: str, given: list[tuple[str, str]], changes: dict[str, Any]) -
         values = value if isinstance(value, (list, tuple)) else [value]
         query += [(name, str(one)) for one in values if one not in (None, "")]
     return f"{path}?{urlencode(query)}" if query else path
+
+
+def toggled(words: list[str], word: str) -> list[str]:
+    """Return the words of a choice after a click on one of them."""
+    return [one for one in words if one != word] if word in words else [*words, word]
 
 
 def whole_number(given: str) -> int | None:

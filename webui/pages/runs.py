@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_args
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -20,7 +21,7 @@ from rhyme_openrlhf.api.read.saved_views import page_query, views_for
 from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
 from rhyme_openrlhf.api.store.status import ENDED, PERHAPS_ACTIVE, RUN_STATUSES
-from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, toggled, url_with
 from rhyme_openrlhf.webui.run import sparkline
 from rhyme_openrlhf.webui.run.recent import start_phases
 from rhyme_openrlhf.webui.run.sparkline import reward_lines
@@ -85,21 +86,21 @@ Text = Annotated[str, Query(max_length=NAME_LENGTH, pattern=NO_NUL)]
 Condition = Annotated[str, Query(max_length=MOST_LETTERS, pattern=NO_NUL)]
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(BaseModel):
     """The query parameters as the form sends them: a field without a choice is empty."""
 
-    status: Words
-    origin: Words
-    columns: Words
+    status: Words = []
+    origin: Words = []
+    columns: Words = []
     tag: Text = ""
     experiment: Text = ""
     text: Text = ""
-    filter: Text = ""
-    values: Text = ""
+    filter: Condition = ""
+    values: Condition = ""
     archived: Text = "no"
     sort: Text = "created_at"
     direction: Text = "desc"
+    cursor: Cursor = None
 
     @property
     def value_names(self) -> tuple[str, ...]:
@@ -164,27 +165,11 @@ class Head:
     sorted: str
 
 
-def _asked(
-    status: Words = [],  # noqa: B006 (FastAPI copies it)
-    origin: Words = [],  # noqa: B006
-    columns: Words = [],  # noqa: B006
-    tag: Text = "",
-    experiment: Text = "",
-    text: Text = "",
-    filter: Condition = "",
-    values: Condition = "",
-    archived: Text = "no",
-    sort: Text = "created_at",
-    direction: Text = "desc",
-) -> Asked:
-    return Asked(status, origin, columns, tag, experiment, text, filter, values, archived, sort, direction)
-
-
-AskedDep = Annotated[Asked, Depends(_asked)]
+AskedQuery = Annotated[Asked, Query()]
 
 
 @router.get("/")
-def runs_page(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResponse:
+def runs_page(page: PageDep, asked: AskedQuery) -> HTMLResponse:
     """Render the table of runs; the address holds every filter."""
     with page.service.database.reading() as session:
         experiments = list(session.scalars(select(Experiment.name).order_by(Experiment.name).limit(EXPERIMENTS)))
@@ -200,14 +185,14 @@ def runs_page(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResp
         if any(asked.columns) or asked.values
         else "",
         **_views(page, asked),
-        **_table(page, asked, cursor),
+        **_table(page, asked),
     )
 
 
 @router.get("/ui/parts/runs")
-def runs_table(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResponse:
+def runs_table(page: PageDep, asked: AskedQuery) -> HTMLResponse:
     """Render the table alone, for reloading it in an open page."""
-    return page.render("parts/runs_table.html", **_table(page, asked, cursor))
+    return page.render("parts/runs_table.html", **_table(page, asked))
 
 
 def _views(page: Page, asked: Asked) -> dict[str, Any]:
@@ -225,12 +210,12 @@ def _views(page: Page, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
+def _table(page: Page, asked: Asked) -> dict[str, Any]:
     sort, direction = asked.order
     with page.service.database.reading() as session:
         problem = ""
         try:
-            rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, cursor, asked.value_names)
+            rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, asked.cursor, asked.value_names)
         except QueryError as error:
             rows, following, problem = [], None, str(error)
         # Without rows, the page says whether the store is empty or the filter too narrow.
@@ -252,14 +237,13 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
         "heads": [_head(column, sort, direction, link) for column in (NAME_COLUMN, *asked.shown)],
         "line_size": (sparkline.WIDTH, sparkline.HEIGHT),
         "next_url": link(cursor=following) if following else None,
-        "first_url": link(cursor=None) if cursor else None,
+        "first_url": link(cursor=None) if asked.cursor else None,
         "any_run": any_run,
         "experiment": experiment,
         "start_command": START_COMMAND,
         "piece_url": url_with("/ui/parts/runs", query, {}),
         "chips": [
-            (word, word in asked.status, link(status=_toggled(asked.status, word), cursor=None))
-            for word in RUN_STATUSES
+            (word, word in asked.status, link(status=toggled(asked.status, word), cursor=None)) for word in RUN_STATUSES
         ],
     }
 
@@ -290,10 +274,6 @@ def _head(column: Column, sort: str, direction: Direction, link: Any) -> Head:
 def _seconds(run: RunSummary, now: float) -> float | None:
     end = run.finished_at if run.status in ENDED else now
     return None if run.started_at is None or end is None else end - run.started_at
-
-
-def _toggled(words: list[str], word: str) -> list[str]:
-    return [one for one in words if one != word] if word in words else [*words, word]
 
 
 def progress(run: RunSummary) -> float | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 
 from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, Offset, RunUid
@@ -52,8 +53,7 @@ Text = Annotated[str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL)]
 Word = Annotated[str, Query(max_length=40, pattern=NO_NUL)]
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(BaseModel):
     """The query parameters as the form sends them: a field without a choice is empty."""
 
     step: Word = ""
@@ -94,24 +94,11 @@ class SampleCard:
     group_url: str
 
 
-def _asked(
-    step: Word = "",
-    text: Text = "",
-    group: Word = "",
-    min_reward: Word = "",
-    max_reward: Word = "",
-    sort: Word = "number",
-    direction: Word = "asc",
-    cursor: Offset = None,
-) -> Asked:
-    return Asked(step, text, group, min_reward, max_reward, sort, direction, cursor)
-
-
-AskedDep = Annotated[Asked, Depends(_asked)]
+AskedQuery = Annotated[Asked, Query()]
 
 
 @router.get("/runs/{uid}/samples")
-def samples_page(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: AskedDep) -> HTMLResponse:
+def samples_page(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: AskedQuery) -> HTMLResponse:
     """Render the recorded responses of a step (the newest without `step`); the address holds every choice."""
     with page.service.database.reading() as session:
         context = run_context(page, session, find_run(session, uid))
@@ -120,7 +107,7 @@ def samples_page(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: Ask
 
 
 @router.get("/ui/runs/{uid}/parts/samples")
-def samples_part(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: AskedDep) -> HTMLResponse:
+def samples_part(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: AskedQuery) -> HTMLResponse:
     """Render the responses alone, for reloading them in an open page."""
     return page.render("parts/samples.html", uid=uid, **_shown(page, launching, uid, asked), asked=asked)
 

@@ -1,7 +1,6 @@
 """Parts that all pages share.
 
-- `text.py`: formats of numbers and times
-- `markup.py`: line breaks in long names
+- `text.py`: formats of numbers and times, and line breaks in long names
 - `navigation.py`: menu and tabs
 - `assets.py`: static files, with plotly.js
 """

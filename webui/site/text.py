@@ -1,16 +1,20 @@
-"""Formats of numbers, shares, durations and times in the dashboard, and labels of curves.
+"""Formats of numbers, shares, durations and times, line breaks in long names, and labels of curves.
 
 Pure. Nothing else in `webui/` formats a value: templates use these functions as filters. Durations and digits come from
 `telemetry/wording.py`, so the page, the terminal and the summary write a value in the same way.
 
-Invariant: a value that is None or not finite is written as NO_VALUE, never as 0.
+Invariants: a value that is None or not finite is written as NO_VALUE, never as 0. Markup is escaped, and copying it
+from the page gives the original text.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from rhyme_openrlhf.telemetry import wording
 
@@ -24,6 +28,9 @@ _LONGEST_AGO = 30 * _DAY
 _SIGNIFICANT = 3
 _THOUSAND = 1000.0
 _KIB = 1024.0
+_JOINTS = re.compile(r"(?<=[_/.])")
+# An option of a command, without its value after "=".
+_OPTION = re.compile(r"(?<!\S)--?[A-Za-z][\w.-]*")
 _SUFFIXES = ("", "k", "M", "G", "T")
 
 # Labels of curves (`api/read/curves.py`: columns, figures), with the unit if there is one.
@@ -59,11 +66,6 @@ LABELS: dict[str, str] = {
 def label(name: str) -> str:
     """Return the label of a curve; metrics that OpenRLHF named keep their name."""
     return LABELS.get(name, name)
-
-
-def is_value(value: float | None) -> bool:
-    """Return True if there is a value to write."""
-    return value is not None and math.isfinite(value)
 
 
 def written(value: Any) -> str:
@@ -193,3 +195,17 @@ def counted(count: int, noun: str) -> str:
 def share(part: float, whole: float | None) -> float | None:
     """Return `part` of `whole`, limited to 0 to 1, or None if `whole` is 0 or None."""
     return None if not whole else min(1.0, max(0.0, part / whole))
+
+
+def breakable(name: str) -> Markup:
+    """Return a metric's name that may break only after an underscore, a dot or a slash."""
+    return Markup("<wbr>").join(_JOINTS.split(name))
+
+
+def whole_options(command: str) -> Markup:
+    """Return a command whose option names never break; browsers would break them after hyphens."""
+    found, at = Markup(), 0
+    for option in _OPTION.finditer(command):
+        found += escape(command[at : option.start()]) + Markup('<span class="whole">{}</span>').format(option[0])
+        at = option.end()
+    return found + escape(command[at:])

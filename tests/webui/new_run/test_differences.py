@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from rhyme_openrlhf.webui.new_run.differences import UNSET, Difference, differences
+from rhyme_openrlhf.webui.new_run.form import UNSET, Difference, differences
 
 
 def test_values_that_differ_are_listed_with_both_values() -> None:

@@ -1,6 +1,6 @@
 """Line breaks in names and commands, which stay text."""
 
-from rhyme_openrlhf.webui.site.markup import breakable, whole_options
+from rhyme_openrlhf.webui.site.text import breakable, whole_options
 
 
 def test_names_break_at_their_joints() -> None:

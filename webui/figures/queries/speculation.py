@@ -1,4 +1,4 @@
-"""Queries of the speculation figures."""
+"""Queries of the figures of speculation and of the draft history."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import EngineSampleRow
-from rhyme_openrlhf.webui.figures.drawing import engines
+from rhyme_openrlhf.webui.figures.drawing import engines, history
 from rhyme_openrlhf.webui.figures.drawing import speculation as drawing
 from rhyme_openrlhf.webui.figures.drawing.engines import Look, Looks
+from rhyme_openrlhf.webui.figures.drawing.history import HistoryState
 from rhyme_openrlhf.webui.figures.drawing.speculation import DraftBudget, DraftGain
 from rhyme_openrlhf.webui.figures.queries.raw import latest
 from rhyme_openrlhf.webui.figures.queries.steps_shown import shown_steps
@@ -21,6 +22,8 @@ from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Windo
 MOST_LOOKS = 20_000
 # Events of 64 engines over 30 steps, parsed in about 20 ms.
 MOST_BUDGETS = 2000
+# One event per worker and step: the last 500 steps of 4 workers, parsed in about 5 ms.
+MOST_STATES = 2000
 
 
 class LooksShown(StepsShown):
@@ -52,6 +55,11 @@ def _gains(session: Session, run: Run, window: Window) -> list[DraftGain]:
     return latest(session, run, "draft_gain", DraftGain, MOST_BUDGETS, by=("step", "engine")).bodies
 
 
+def _states(session: Session, run: Run, window: Window) -> list[HistoryState]:
+    found = latest(session, run, "history_state", HistoryState, MOST_STATES, by=("step", "worker")).bodies
+    return sorted(found, key=lambda one: (one.step, one.worker))
+
+
 FIGURES: tuple[RunFigure, ...] = (
     RunFigure(
         "speculation", "Speculation and acceptance", curves_of("speculation_rate", "acceptance_rate"), drawing.rates
@@ -71,4 +79,7 @@ FIGURES: tuple[RunFigure, ...] = (
     RunFigure("draft_gain", "Gain of drafts, measured in this run", _gains, drawing.gain),
     RunFigure("accepted_tokens", "Expected and accepted draft tokens", _budgets, drawing.accepted),
     RunFigure("predicted_step", "Predicted and real step time", _budgets, drawing.predicted_time),
+    RunFigure("history_answers", "Results of draft lookups", _states, history.answers),
+    RunFigure("history_prompts", "Prompts with a history", _states, history.prompts),
+    RunFigure("history_memory", "Memory and disk space of the history", _states, history.memory),
 )
