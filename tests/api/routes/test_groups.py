@@ -54,7 +54,7 @@ def test_runs_that_differ_in_their_seed_are_a_group(api: Any, experiment: int) -
     assert found["truncated"] is False
 
 
-def test_archived_runs_are_left_out_settings_are_the_newest_and_curves_are_given_only_where_asked_for(api: Any, experiment: int) -> None:
+def test_archived_runs_are_left_out_and_settings_are_the_newest(api: Any, experiment: int) -> None:
     place = f"/api/v1/experiments/{experiment}/groups"
     assert api.operator.post(f"/api/v1/runs/{uid_of(1)}/archive").status_code == 200
     groups = api.viewer.get(place).json()["groups"]
