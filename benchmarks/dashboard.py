@@ -2,7 +2,7 @@
 
     python benchmarks/dashboard.py --out dashboard.json
     python benchmarks/dashboard.py --steps 500 --updates 50           # smaller
-    python benchmarks/dashboard.py --store DIR                        # keep the run in DIR, or use the one there
+    python benchmarks/dashboard.py --store DIR                        # keep the runs in DIR, or use those there
 
 By default the run has 5,000 steps of 64 engines, which takes minutes to make. A run of synthetic events
 (api/demo/synthetic_run.py) is stored as if it had been reported, without its last steps. `rhyme serve` shows it to a
@@ -10,6 +10,10 @@ real Chromium.
 
 Loads: the run's page from the start of the navigation to the first figure drawn, in turns with an empty browser cache
 (new profile) and with a filled one.
+
+Sweep: an experiment of `--sweep` runs beside it, five seeds for each of its groups, with the settings that a recorded
+run has. Measured are the table of its runs, and the parallel coordinates of its page, from the start of the navigation
+until they are drawn.
 
 Updates: the missing steps are reported one after the other. Each makes the page fetch and draw what changed. The page's
 clock is then wound forward by 12 seconds, so that an hour's 300 updates fit into minutes. An update's cost is all
@@ -34,18 +38,22 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.api.demo.recording import unpack
 from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, synthetic_events
 from rhyme_openrlhf.api.ingest.announce import Announcement, announce
 from rhyme_openrlhf.api.ingest.store_batch import ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
+from rhyme_openrlhf.api.store.models import Experiment
 from rhyme_openrlhf.telemetry.event_json import to_json
-from rhyme_openrlhf.telemetry.events import RunFinished, TrainStep
+from rhyme_openrlhf.telemetry.events import TrainStep
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE
 
 ROOT = Path(__file__).parents[1]
 RUN, ATTEMPT = "5" * 16, "6" * 16
@@ -67,6 +75,20 @@ SETTLED = 100
 IDLE_STEPS = 10
 TARGET_LOAD_S = 1.5
 TARGET_UPDATE_MS = 50.0
+# The recording whose settings the sweep's runs have, and the options in which their groups differ.
+RECORDED = "drafts-seed-1"
+SWEEP, SWEEP_STEPS, SWEEP_ENGINES, SEEDS = "sweep", 60, 2, 5
+RATES = (1e-7, 3e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
+WINDOWS = (4, 8, 16, 32, 64)
+# A figure is fetched when it is in sight, so the reader goes to it at once.
+SCROLLED = """
+document.addEventListener("DOMContentLoaded", () =>
+  document.querySelector("[data-name=experiment-parallel]")?.scrollIntoView({ behavior: "instant" }));
+"""
+# Of a page without figures: the time of the first picture after everything has loaded.
+PAINTED = """
+new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(performance.now()))))
+"""
 # Put into the page before its own scripts. It counts figures, updates of the page and long tasks (above 50 ms, as
 # browsers define them), and notes when the first figure was drawn.
 DRAWN = """
@@ -88,11 +110,15 @@ SHOWN = """
 
 @dataclass(frozen=True)
 class Store:
-    """A service's data directory with the large run in it; `later`: one JSON line a step that is still to come."""
+    """A service's data directory with the large run and the sweep in it.
+
+    `later`: one JSON line a step that is still to come. `experiment`: the sweep's id.
+    """
 
     folder: Path
     token: str
     later: list[list[dict[str, Any]]]
+    experiment: int
 
 
 def make_store(folder: Path, steps: int, engines: int, later: int) -> None:
@@ -130,18 +156,46 @@ def make_store(folder: Path, steps: int, engines: int, later: int) -> None:
     (folder / "token").write_text(token)
 
 
+def make_sweep(folder: Path, runs: int) -> None:
+    """Store an experiment of finished runs with a recorded run's settings; write its id to sweep.txt."""
+    with tempfile.TemporaryDirectory() as recordings:
+        recorded = next(path for path in unpack(embedded.RECORDING, Path(recordings)) if path.name == RECORDED)
+        text = (recorded / CONFIG_FILE).read_text()
+    database = Database(f"sqlite:///{folder / 'rhyme.sqlite'}")
+    with database.writing() as session:
+        experiment = Experiment(name=SWEEP, description="", created_at=time.time())
+        session.add(experiment)
+        session.flush()
+        (folder / "sweep.txt").write_text(str(experiment.id))
+    begun = time.monotonic()
+    choices = product(RATES, WINDOWS, range(1, SEEDS + 1))
+    for number, (rate, window, seed) in enumerate(islice(choices, runs), start=1):
+        run, name = SyntheticRun(SWEEP_STEPS, SWEEP_ENGINES, seed=number), f"{SWEEP}-{number:03d}"
+        config = json.loads(text)
+        config["settings"]["run"]["name"], config["settings"]["histospec"]["window_max"] = name, window
+        config["arguments"]["actor"]["adam"]["lr"], config["arguments"]["train"]["seed"] = rate, seed
+        uid, attempt = f"{number:016x}", f"{number:015x}a"
+        with database.writing() as session:
+            made = announce(session, Announcement(attempt, uid, name, "", config), time.time())
+            made.run.experiment_id = int((folder / "sweep.txt").read_text())
+            ingest(session, attempt, prepare(list(_rows(run))), time.time(), alive=False)
+    print(f"{runs} runs of {SWEEP_STEPS} steps stored in {time.monotonic() - begun:.0f} s", flush=True)
+    database.dispose()
+
+
 def _rows(run: SyntheticRun) -> Iterator[dict[str, Any]]:
     for one in synthetic_events(run):
-        if not isinstance(one.event, RunFinished):
-            yield to_json(one.event, one.time, one.source, one.sequence)
+        yield to_json(one.event, one.time, one.source, one.sequence)
 
 
-def open_store(folder: Path, steps: int, engines: int, later: int) -> Store:
-    """Open the store in `folder`; make it if it is missing."""
+def open_store(folder: Path, steps: int, engines: int, later: int, sweep: int) -> Store:
+    """Open the store in `folder`; make what is missing in it."""
     if not (folder / "token").is_file():
         make_store(folder, steps, engines, later)
-    lines = (folder / "later.jsonl").read_text().splitlines()
-    return Store(folder, (folder / "token").read_text(), [json.loads(line) for line in lines])
+    if not (folder / "sweep.txt").is_file():
+        make_sweep(folder, sweep)
+    rows = [json.loads(line) for line in (folder / "later.jsonl").read_text().splitlines()]
+    return Store(folder, (folder / "token").read_text(), rows, int((folder / "sweep.txt").read_text()))
 
 
 @contextmanager
@@ -188,8 +242,27 @@ def measure_loads(browser: Any, url: str, token: str, repeats: int) -> dict[str,
     return found
 
 
-def _load(page: Any, url: str) -> float:
-    page.goto(f"{url}/runs/{RUN}")
+def measure_sweep(browser: Any, url: str, store: Store, repeats: int) -> dict[str, list[float]]:
+    """Seconds until the table of the sweep's runs and the parallel coordinates are drawn, by new profiles in turns."""
+    pages = {"table of runs": f"/?experiment={SWEEP}", "parallel coordinates": f"/experiments/{store.experiment}"}
+    found: dict[str, list[float]] = {name: [] for name in pages}
+    for _ in range(repeats):
+        for name, path in pages.items():
+            context = browser.new_context(viewport={"width": 1440, "height": 900})
+            page = sign_in(context, url, store.token)
+            page.add_init_script(DRAWN + SCROLLED)
+            if "experiments" in path:
+                found[name].append(_load(page, url, path))
+            else:
+                page.goto(url + path)
+                found[name].append(float(page.evaluate(PAINTED)) / 1000)
+            context.close()
+    return found
+
+
+def _load(page: Any, url: str, path: str = f"/runs/{RUN}") -> float:
+    """Return the seconds to the first figure drawn."""
+    page.goto(url + path)
     _wait(page, "window.drawn !== undefined")
     return float(page.evaluate("window.drawn")) / 1000
 
@@ -286,8 +359,8 @@ def _report(url: str, token: str, rows: list[dict[str, Any]]) -> None:
 
 def print_tables(found: dict[str, Any]) -> None:
     """Print the measurements against their targets."""
-    print("\n| run page, navigation to first figure | median s | lowest | highest | target |\n|---|---|---|---|---|")
-    for name, values in found["load_s"].items():
+    print("\n| navigation to drawn | median s | lowest | highest | target |\n|---|---|---|---|---|")
+    for name, values in {**found["load_s"], **found["sweep_s"]}.items():
         print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} | {TARGET_LOAD_S} |")
     updates = found["updates"]
     for clock, measured in updates["update_ms"].items():
@@ -329,14 +402,15 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument("--sweep", type=int, default=200, metavar="RUNS", help="runs of the experiment, at most 200")
     parser.add_argument("--repeats", type=int, default=5, help="loads of each kind")
     parser.add_argument("--updates", type=int, default=300)
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where the run is kept; else a temporary folder")
-    parser.add_argument("--make-only", action="store_true", help="make the run in --store and measure nothing")
+    parser.add_argument("--store", type=Path, metavar="DIR", help="where the runs are kept; else a temporary folder")
+    parser.add_argument("--make-only", action="store_true", help="make the runs in --store and measure nothing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON with everything that was measured")
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
-        store = open_store(given.store or Path(temporary), given.steps, given.engines, given.updates)
+        store = open_store(given.store or Path(temporary), given.steps, given.engines, given.updates, given.sweep)
         if given.make_only:
             return 0
         with serving(store.folder) as url, sync_playwright() as playwright:
@@ -347,6 +421,7 @@ def main(argv: list[str]) -> int:
                 "engines": given.engines,
                 "browser": browser.version,
                 "load_s": measure_loads(browser, url, store.token, given.repeats),
+                "sweep_s": measure_sweep(browser, url, store, given.repeats),
                 "updates": measure_updates(browser, url, store, given.updates),
             }
             browser.close()

@@ -19,8 +19,8 @@ from rhyme_openrlhf.api.ingest.announce import Announcement, announce
 from rhyme_openrlhf.api.ingest.store_batch import ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.read.curves import curves
-from rhyme_openrlhf.api.read.pagination import Order
-from rhyme_openrlhf.api.read.runs import RunFilter, list_runs, page_of
+from rhyme_openrlhf.api.read.pagination import Order, page_of
+from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
 from rhyme_openrlhf.api.read.timeline import timeline
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.database import BusyError, Database

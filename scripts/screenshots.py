@@ -50,6 +50,8 @@ PAGES: dict[str, str] = {
     "compare-choose": "/compare?run={demo}",
     "cluster-none": "/cluster",
     "settings": "/settings",
+    "webhooks": "/webhooks",
+    "api-docs": "/docs",
     "timeline": "/runs/{demo}/timeline",
     "timeline-many": "/runs/{synthetic}/timeline",
     "timeline-heat": "/runs/{synthetic}/timeline?view=heat",
@@ -59,6 +61,7 @@ PAGES: dict[str, str] = {
     "scheduling-off": "/runs/{demo}/scheduling",
     "learning": "/runs/{demo}/learning",
     "learning-late": "/runs/{synthetic}/learning",
+    "panels": "/runs/{demo}/panels?panel=reward,speculation_rate&panel=policy_loss",
     "samples": "/runs/{demo}/samples",
     "system": "/runs/{demo}/system",
     "logs": "/runs/{demo}/logs",
@@ -165,10 +168,10 @@ def import_runs(folder: Path) -> dict[str, str]:
     write_run_directory(synthetic, SYNTHETIC)
     found = {}
     found["synthetic"] = import_directory(database, synthetic, now).run_uid
-    compared = sorted((name for name in recorded if IN_EXPERIMENT.fullmatch(name)), reverse=True)
-    uids = {name: import_directory(database, recorded[name], now).run_uid for name in compared}
+    uids = {name: import_directory(database, recorded[name], now).run_uid for name in sorted(recorded, reverse=True)}
     found["demo"], found["other"] = uids[DEMO], uids[OTHER]
-    found["experiment"] = str(compare(database, list(uids.values()), now))
+    compared = [uid for name, uid in uids.items() if IN_EXPERIMENT.fullmatch(name)]
+    found["experiment"] = str(compare(database, compared, now))
     found["live"] = report_run(database, recorded[DEMO], now)
     database.dispose()
     return found

@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session, defer
 
 from rhyme_openrlhf.api.read.comparison import differing
@@ -27,16 +28,27 @@ from rhyme_openrlhf.api.read.downsampling import keep
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.curve_blocks import Points
 from rhyme_openrlhf.api.store.models import Run
-from rhyme_openrlhf.api.store.parameters import settings_of
 from rhyme_openrlhf.settings.recorded import is_own, recorded_settings
+from rhyme_openrlhf.settings.redaction import redact_config
 
 SEED = "train.seed"
 # As many as a sweep may have.
 MOST_RUNS = 500
 # Most values of all curves of an experiment: about 4 MB of JSON.
 MOST_VALUES = 200_000
+# Groupings kept; the settings of their runs, with which a new grouping is compared, have about 13 KB a run.
+KEPT = 8
 # Curves whose best value is the lowest one; of all others it is the highest.
 _LOWEST_IS_BEST = re.compile(r"loss|seconds|_ms$|bubble|truncated|drafting_share|(^|[_/])kl($|[_/])")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The places of runs with equal settings, the oldest first, and their seeds. `options`: where parts differ."""
+
+    options: dict[str, Any]
+    members: list[int]
+    seeds: list[Any]
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class Group:
 
     options: dict[str, Any]
     runs: list[Run]
+    seeds: list[Any]
 
 
 @dataclass(frozen=True)
@@ -77,29 +90,48 @@ class GroupFigure:
     curve: MeanCurve | None
 
 
-def runs_of(session: Session, experiment_id: int) -> tuple[list[Run], bool]:
-    """Return the newest runs of an experiment, at most `MOST_RUNS`, oldest first; and whether there are more."""
-    query = select(Run).where(Run.experiment_id == experiment_id, Run.archived_at.is_(None))
-    query = query.options(defer(Run.command), defer(Run.versions), defer(Run.notes))
-    found = session.scalars(query.order_by(Run.id.desc()).limit(MOST_RUNS + 1)).all()
-    return list(reversed(found[:MOST_RUNS])), len(found) > MOST_RUNS
+def groups_of(session: Session, experiment_id: int) -> tuple[list[Group], bool]:
+    """Return the groups of an experiment's newest runs, at most `MOST_RUNS`; and whether there are more runs.
+
+    Groups are in the order of their first runs. A grouping is kept until a setting of these runs changes, because the
+    figures of a page each need it.
+    """
+    query = select(Run, cast(Run.config, Text), cast(Run.spec, Text))
+    query = query.where(Run.experiment_id == experiment_id, Run.archived_at.is_(None))
+    large = (Run.config, Run.spec, Run.command, Run.versions, Run.notes)
+    query = query.options(*(defer(column) for column in large)).order_by(Run.id.desc()).limit(MOST_RUNS + 1)
+    rows = session.execute(query).all()
+    newest = rows[MOST_RUNS - 1 :: -1]
+    parts = _grouping(tuple((config, spec) for _, config, spec in newest))
+    groups = [Group(part.options, [newest[at][0] for at in part.members], part.seeds) for part in parts]
+    return groups, len(rows) > MOST_RUNS
 
 
-def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Return the groups of these runs, in the order of their first runs."""
-    members: dict[tuple[bool, str], list[Run]] = {}
+@lru_cache(maxsize=KEPT)
+def _grouping(records: tuple[tuple[str, str | None], ...]) -> list[Part]:
+    """Return the parts of records with their specifications, both as JSON."""
+    return grouped([(redact_config(json.loads(config)), json.loads(spec or "null")) for config, spec in records])
+
+
+def grouped(records: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> list[Part]:
+    """Return parts of runs with equal settings, from the record and the specification of each run."""
+    members: dict[tuple[bool, str], list[int]] = {}
     settings: dict[tuple[bool, str], dict[str, Any]] = {}
-    for run in runs:
-        own = _settings(run)
-        key = run.spec is not None, json.dumps(own, sort_keys=True)
-        members.setdefault(key, []).append(run)
+    seeds = []
+    for at, (config, spec) in enumerate(records):
+        found = recorded_settings(config, spec)
+        seeds.append(found.get(SEED))
+        own = found if spec is None else recorded_settings({}, spec)
+        own = {name: value for name, value in own.items() if name != SEED and not is_own(name)}
+        key = spec is not None, json.dumps(own, sort_keys=True)
+        members.setdefault(key, []).append(at)
         settings[key] = own
     # Of each kind alone: what a specification leaves out is no difference to a record.
     kinds = ([one for key, one in settings.items() if key[0] is has_spec] for has_spec in (True, False))
     names = sorted({name for rows in kinds if rows for name in differing(rows)})
     return [
-        Group({name: settings[key][name] for name in names if name in settings[key]}, runs)
-        for key, runs in members.items()
+        Part({name: settings[key][name] for name in names if name in settings[key]}, of, [seeds[at] for at in of])
+        for key, of in members.items()
     ]
 
 
@@ -142,11 +174,6 @@ def mean_curve(curves: Sequence[Points], points: int) -> MeanCurve:
     rows = ((mean - deviation)[kept], mean[kept], (mean + deviation)[kept])
     low, middle, high = (row.tolist() for row in rows)
     return MeanCurve(steps[kept].astype(np.float64).tolist(), middle, low, high, count[kept].tolist())
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    found = recorded_settings({}, run.spec) if run.spec is not None else settings_of(run)
-    return {name: value for name, value in found.items() if name != SEED and not is_own(name)}
 
 
 def _known(points: Points) -> Points:

@@ -16,14 +16,13 @@ from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, TAGGED, Cursor, ExperimentId, IfMatch, Limit, created_at, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.read.curves import MOST_POINTS
-from rhyme_openrlhf.api.read.groups import MOST_RUNS, MOST_VALUES, SEED, figures_of, grouped, runs_of
+from rhyme_openrlhf.api.read.groups import MOST_RUNS, MOST_VALUES, figures_of, groups_of
 from rhyme_openrlhf.api.read.pagination import Order, page_of
 from rhyme_openrlhf.api.read.run_json import entity_tag
 from rhyme_openrlhf.api.routes.series import DEFAULT_NAMES, Names, split_names
 from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, View
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.models import Experiment, Run
-from rhyme_openrlhf.api.store.parameters import settings_of
 
 router = APIRouter(prefix="/experiments", tags=["experiments"], responses=documented(401, 403, 422, 429, 503))
 
@@ -154,15 +153,14 @@ def get_groups(
     """
     wanted = split_names(names)
     with service.database.reading() as session:
-        runs, truncated = runs_of(session, find_experiment(session, experiment_id).id)
-        groups = grouped(runs)
+        groups, truncated = groups_of(session, find_experiment(session, experiment_id).id)
         points = min(points, MOST_VALUES // max(1, len(groups) * len(wanted)))
         found = [
             GroupView(
                 options=group.options,
                 runs=[
-                    GroupedRun(uid=run.uid, name=run.name, status=run.status, seed=settings_of(run).get(SEED))
-                    for run in group.runs
+                    GroupedRun(uid=run.uid, name=run.name, status=run.status, seed=seed)
+                    for run, seed in zip(group.runs, group.seeds, strict=True)
                 ],
                 figures=[GroupFigureView.model_validate(one) for one in figures_of(session, group, wanted, points)],
             )

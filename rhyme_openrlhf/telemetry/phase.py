@@ -41,10 +41,11 @@ FREQUENT_EVENTS: tuple[type[Event], ...] = (StageStarted, RolloutProgress, Weigh
 
 RAY, PREPARING = "starting Ray and the driver", "preparing the first rollout"
 ENGINES, MODEL, MEASURING, GENERATING = "starting engines", f"loading the {POLICY}", "measuring", "generating"
-TRAINING, SYNC, CHECKPOINT, EVALUATION = "training", "loading weights", "saving a checkpoint", "evaluating"
+TRAINING, SYNC, CHECK, CHECKPOINT = "training", "loading weights", "checking weights", "saving a checkpoint"
+EVALUATION = "evaluating"
 STAGES = {
-    "experience": "making experiences", "train": TRAINING, "sync": SYNC, "check": "checking weights",
-    "checkpoint": CHECKPOINT, "evaluate": EVALUATION,
+    "experience": "making experiences", "train": TRAINING, "sync": SYNC, "check": CHECK, "checkpoint": CHECKPOINT,
+    "evaluate": EVALUATION,
 }  # fmt: skip
 _START = (ENGINES, MODEL, MEASURING, PREPARING)
 # The trainer is in one of these at a time. An asynchronous run evaluates beside them.
@@ -156,7 +157,7 @@ class _Walk:
                 self.open[SYNC] = replace(sync, done=min(sync.done + 1, self._engines))
         elif isinstance(event, TrainStep):
             self._trained = event.step
-            self._drop(*_TRAINER)
+            self._end_trainer(event.step, at)
             parts = event.seconds_by_part.items()
             self.seconds += [(STAGES[part], seconds) for part, seconds in parts if part in STAGES]
         elif isinstance(event, CheckpointSaved):
@@ -191,9 +192,17 @@ class _Walk:
     def _begin_stage(self, event: StageStarted, at: float) -> None:
         name = STAGES[event.stage]
         if name != EVALUATION:
-            self._drop(*_TRAINER)
+            self._end_trainer(event.step, at)
         counted = (0, self._engines) if name == SYNC and self._engines else (None, None)
         self.open[name] = Phase(name, at, event.step, *counted)
+
+    def _end_trainer(self, step: int, at: float) -> None:
+        """End the trainer's phase at its next event, of `step`. A weight check's seconds are in no event."""
+        check = self.open.get(CHECK)
+        # If the steps differ, events between them were not read.
+        if check is not None and check.step == step:
+            self._end(at, CHECK)
+        self._drop(*_TRAINER)
 
     def _end(self, at: float, name: str) -> None:
         phase = self.open.pop(name, None)

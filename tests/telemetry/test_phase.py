@@ -149,6 +149,15 @@ def test_the_usual_time_is_the_median_of_earlier_runs() -> None:
     assert evaluating.usual_seconds is None
 
 
+def test_a_weight_check_usually_takes_the_time_to_the_next_event_of_its_step() -> None:
+    # Before a step, and after another one; of the last one the next event was not read.
+    run = timed(
+        (0.0, StageStarted(1, "check")), (2.0, StageStarted(1, "experience")), (9.0, StageStarted(1, "check")),
+        (13.0, TrainStep(1, 1, {}, {})), (14.0, StageStarted(2, "check")), (900.0, TrainStep(90, 1, {}, {})),
+    )  # fmt: skip
+    assert usual_seconds([run]) == {"checking weights": 3.0}
+
+
 ANY = st.one_of(
     st.just(RUN),
     st.sampled_from(READY),

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.read.comparison import MAX_COMPARED
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS
-from rhyme_openrlhf.api.read.groups import Group, figures_of, grouped, runs_of
+from rhyme_openrlhf.api.read.groups import Group, figures_of, groups_of
 from rhyme_openrlhf.api.read.run_values import METRIC, values_of
 from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.webui.figures.drawing.groups import of_groups
@@ -30,7 +30,7 @@ WIDTH, MOST_NAMED, MOST_AXES = 22, 4, 12
 PARALLEL = "parallel"
 # What came of a run; the last one classifies runs.
 RESULTS = ("throughput", "reward")
-NO_GROUP = Group({}, [])
+NO_GROUP = Group({}, [], [])
 
 
 class ExperimentWindow(BaseModel):
@@ -44,7 +44,7 @@ class ExperimentWindow(BaseModel):
 
 def mean_curves(session: Session, experiment_id: int, figure: RunsFigure, window: ExperimentWindow) -> Figure:
     """Draw the mean of a figure's curve for each group."""
-    groups = {group.runs[0].uid: group for group in grouped(runs_of(session, experiment_id)[0])}
+    groups = {group.runs[0].uid: group for group in groups_of(session, experiment_id)[0]}
     names = options_of(groups.values())
     drawn = []
     for uid in window.group:
@@ -96,7 +96,7 @@ def _cut(words: str) -> str:
 
 def parallel(session: Session, experiment_id: int) -> Figure:
     """Draw a line for each run through the options in which the groups differ, to what came of it."""
-    groups = grouped(runs_of(session, experiment_id)[0])
+    groups, _ = groups_of(session, experiment_id)
     names = options_of(groups)[:MOST_AXES]
     results = [[f"{METRIC}{curve}" for curve in RUNS_FIGURES[name].curves] for name in RESULTS]
     curves = [name for candidates in results for name in candidates]

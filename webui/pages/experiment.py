@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.http.fields import ExperimentId
 from rhyme_openrlhf.api.read.comparison import MAX_COMPARED
-from rhyme_openrlhf.api.read.groups import MOST_RUNS, Group, GroupFigure, Spread, figures_of, grouped, runs_of
+from rhyme_openrlhf.api.read.groups import MOST_RUNS, Group, GroupFigure, Spread, figures_of, groups_of
 from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.status import ACTIVE, PERHAPS_ACTIVE
@@ -58,14 +58,14 @@ def groups_table(page: PageDep, experiment_id: ExperimentId, group: Drawn = []) 
 def _context(page: Page, experiment_id: int, drawn: Sequence[str]) -> dict[str, Any]:
     with page.service.database.reading() as session:
         experiment = find_experiment(session, experiment_id)
-        runs, truncated = runs_of(session, experiment_id)
-        groups = grouped(runs)
+        groups, truncated = groups_of(session, experiment_id)
         found = [(group, _measured(figures_of(session, group, _CURVES, 0))) for group in groups]
     # Groups without a reward come last, in the order of their first runs.
     found.sort(key=lambda one: -_first(one[1]))
     drawn = drawn or [group.runs[0].uid for group, _ in found[:MAX_COMPARED]]
     names = options_of(groups)
     query = urlencode([("group", uid) for uid in drawn])
+    runs = [run for group in groups for run in group.runs]
     return {
         "experiment": experiment,
         "names": names,

@@ -10,11 +10,10 @@ from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.demo.demonstration import EXPERIMENT, show
 from rhyme_openrlhf.api.http.limits import Limits
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
-from rhyme_openrlhf.api.read.groups import SEED, grouped, runs_of
+from rhyme_openrlhf.api.read.groups import groups_of
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Experiment
-from rhyme_openrlhf.settings.recorded import recorded_settings
 from tests.stores import prepare
 
 
@@ -27,12 +26,11 @@ def test_three_seeds_with_drafts_and_three_without(tmp_path: Path) -> None:
     with service.database.reading() as session:
         experiment = session.scalars(select(Experiment)).one()
         assert experiment.name == EXPERIMENT
-        runs, more = runs_of(session, experiment.id)
-        groups = grouped(runs)
-        assert len(runs) == 6 and not more
+        groups, more = groups_of(session, experiment.id)
+        assert not more
         sizes = {group.options["histospec.enable"]: len(group.runs) for group in groups}
         assert len(groups) == 2 and sizes == {False: 3, True: 3}
         assert all(list(group.options) == ["histospec.enable"] for group in groups)
         for group in groups:
-            assert len({recorded_settings(run.config, run.spec)[SEED] for run in group.runs}) == 3
+            assert len(set(group.seeds)) == 3
             assert all(run.status == "succeeded" and run.reward is not None for run in group.runs)

@@ -10,35 +10,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.api.read.groups import grouped, mean_curve, spread
+from rhyme_openrlhf.api.read.groups import Part, grouped, mean_curve, spread
 from rhyme_openrlhf.api.store.curve_blocks import Points
-from rhyme_openrlhf.api.store.models import Run
+
+# A record and a specification.
+Known = tuple[dict[str, Any], dict[str, Any] | None]
 
 
-def launched(name: str, config: dict[str, Any] | None = None, **groups: dict[str, Any]) -> Run:
-    return Run(name=name, spec={"name": name, "arguments": groups}, config=config or {})
+def launched(config: dict[str, Any] | None = None, **groups: dict[str, Any]) -> Known:
+    return config or {}, {"name": "a run", "arguments": groups}
 
 
-def reported(name: str, **arguments: Any) -> Run:
-    return Run(name=name, spec=None, config={"arguments": arguments})
-
-
-def names(runs: list[Run]) -> list[tuple[dict[str, Any], list[str]]]:
-    return [(group.options, [run.name for run in group.runs]) for group in grouped(runs)]
+def reported(**arguments: Any) -> Known:
+    return {"arguments": arguments}, None
 
 
 def test_the_seed_and_places_of_a_run_tell_no_groups_apart() -> None:
     runs = [
-        launched("a", train={"seed": 1}, actor={"adam.lr": 1e-6}, ckpt={"path": "/a"}),
-        launched("b", train={"seed": 2}, actor={"adam.lr": 1e-5}, run={"dir": "/b", "name": "b"}),
-        launched("c", actor={"adam.lr": 1e-6}, logger={"tensorboard_dir": "/c"}, history={"spill_dir": "/c"}),
-        launched("d", actor={"adam.lr": 1e-6}, control={"url": "http://d"}, train={"batch_size": 8}),
+        launched(train={"seed": 1}, actor={"adam.lr": 1e-6}, ckpt={"path": "/a"}),
+        launched(train={"seed": 2}, actor={"adam.lr": 1e-5}, run={"dir": "/b", "name": "b"}),
+        launched(actor={"adam.lr": 1e-6}, logger={"tensorboard_dir": "/c"}, history={"spill_dir": "/c"}),
+        launched(actor={"adam.lr": 1e-6}, control={"url": "http://d"}, train={"batch_size": 8}),
     ]
-    assert names(runs) == [
-        ({"actor.adam.lr": 1e-6}, ["a", "c"]),
-        ({"actor.adam.lr": 1e-5}, ["b"]),
+    assert grouped(runs) == [
+        Part({"actor.adam.lr": 1e-6}, [0, 2], [1, None]),
+        Part({"actor.adam.lr": 1e-5}, [1], [2]),
         # An option that the others leave at its default.
-        ({"actor.adam.lr": 1e-6, "train.batch_size": 8}, ["d"]),
+        Part({"actor.adam.lr": 1e-6, "train.batch_size": 8}, [3], [None]),
     ]
 
 
@@ -46,12 +44,12 @@ def test_specifications_are_compared_with_specifications_alone() -> None:
     recorded = {"arguments": {"actor": {"adam": {"lr": 1e-6}}, "train": {"seed": 1, "batch_size": 128}}}
     runs = [
         # A run that has started has a record too; one in the queue has none yet.
-        launched("started", recorded, actor={"adam.lr": 1e-6}),
-        launched("queued", actor={"adam.lr": 1e-6}, train={"seed": 2}),
-        reported("elsewhere", **recorded["arguments"]),
-        reported("again", actor={"adam": {"lr": 1e-6}}, train={"seed": 7, "batch_size": 128}),
+        launched(recorded, actor={"adam.lr": 1e-6}),
+        launched(actor={"adam.lr": 1e-6}, train={"seed": 2}),
+        reported(**recorded["arguments"]),
+        reported(actor={"adam": {"lr": 1e-6}}, train={"seed": 7, "batch_size": 128}),
     ]
-    assert names(runs) == [({}, ["started", "queued"]), ({}, ["elsewhere", "again"])]
+    assert grouped(runs) == [Part({}, [0, 1], [1, 2]), Part({}, [2, 3], [1, 7])]
 
 
 def test_spread_is_that_of_a_sample() -> None:

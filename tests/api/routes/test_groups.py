@@ -54,13 +54,18 @@ def test_runs_that_differ_in_their_seed_are_a_group(api: Any, experiment: int) -
     assert found["truncated"] is False
 
 
-def test_archived_runs_are_left_out_and_curves_are_given_only_where_asked_for(api: Any, experiment: int) -> None:
+def test_archived_runs_are_left_out_and_settings_are_the_newest(api: Any, experiment: int) -> None:
     place = f"/api/v1/experiments/{experiment}/groups"
     assert api.operator.post(f"/api/v1/runs/{uid_of(1)}/archive").status_code == 200
     groups = api.viewer.get(place).json()["groups"]
     assert [[run["uid"] for run in group["runs"]] for group in groups] == [[uid_of(2)], [uid_of(3)]]
     assert [figure["name"] for figure in groups[0]["figures"]] == ["reward", "tokens_per_second"]
     assert all(figure["curve"] is None for group in groups for figure in group["figures"])
+    # A resumed run has other settings.
+    arguments = {"actor": {"adam": {"lr": 1e-6}}, "train": {"seed": 3}}
+    api.announce(run=uid_of(3), attempt=uid_of(12), name="run 3", config={"arguments": arguments})
+    (both,) = api.viewer.get(place).json()["groups"]
+    assert [(run["uid"], run["seed"]) for run in both["runs"]] == [(uid_of(2), 2), (uid_of(3), 3)]
     assert api.viewer.get("/api/v1/experiments/12345/groups").status_code == 404
     assert api.viewer.get(place, params={"names": ","}).status_code == 422
     assert api.nobody.get(place).status_code == 401

@@ -89,10 +89,10 @@ def test_each_run_is_a_line_from_its_options_to_its_results(experiment: Any) -> 
 
 def test_a_group_is_named_by_few_options_and_the_end_of_long_values() -> None:
     path = "/srv/data/with/a/very/long/name.jsonl"
-    group = Group({"actor.adam.lr": 1.23456e-7, "data.prompt_dataset": path, "ckpt.load_enable": False}, [])
+    group = Group({"actor.adam.lr": 1.23456e-7, "data.prompt_dataset": path, "ckpt.load_enable": False}, [], [])
     name = group_name(group, list(group.options))
     assert name == "lr 1.235e-07, prompt_dataset …/very/long/name.jsonl, load_enable off"
-    other = Group({"train.agent_func_path": None}, [])
+    other = Group({"train.agent_func_path": None}, [], [])
     assert group_name(other, ["actor.adam.lr", "train.agent_func_path"]) == "lr 1e-06 (default), agent_func_path –"
     assert group_name(other, [f"a.option{at}" for at in range(6)]).endswith("option3 default, …")
     assert group_name(other, []) == "all runs"

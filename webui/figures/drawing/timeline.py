@@ -116,11 +116,11 @@ def lanes(rows: TimelineRows, options: object) -> go.Figure:
     _add_stages(figure, rows.stages, places)
     _add_versions(figure, found, places)
     _add_moves(figure, rows.moves, places)
-    _add_switches(figure, rows.switches, places)
-    _add_steps(figure, rows.steps, places, reported(found)[1])
-    small = {"tickfont": {"size": 9}} if len(found) > MANY_LANES else {}
     ends = [one.end for lane in found for one in lane.intervals] + [one.end for one in rows.stages]
     end = (max(ends) - places.begin) * 1.01
+    _add_switches(figure, rows.switches, places, end)
+    _add_steps(figure, rows.steps, places, reported(found)[1])
+    small = {"tickfont": {"size": 9}} if len(found) > MANY_LANES else {}
     figure.update_layout(
         barmode="overlay",
         bargap=0,
@@ -292,17 +292,19 @@ def _move_text(one: Move) -> str:
     )
 
 
-def _add_switches(figure: go.Figure, switches: Sequence[Switch], places: _Rows) -> None:
+def _add_switches(figure: go.Figure, switches: Sequence[Switch], places: _Rows, end: float) -> None:
     if places.layout is None:
         return
+    begins = [round(one.time - (one.seconds or 0.0) - places.begin, 4) for one in switches]
     figure.add_trace(
         go.Scatter(
-            x=[round(one.time - (one.seconds or 0.0) - places.begin, 4) for one in switches],
+            x=begins,
             y=[places.layout] * len(switches),
             mode="markers+text",
             marker={"symbol": "diamond", "size": 9, "color": palette.CAUSES["switch"]},
             text=[f"TP {one.from_tp} → {one.to_tp}" for one in switches],
-            textposition="middle right",
+            # Within the figure.
+            textposition=["middle right" if begin < end / 2 else "middle left" for begin in begins],
             textfont={"size": 10},
             hovertext=[
                 f"{plain(one.node)}: tensor parallel size {one.from_tp} to {one.to_tp}"

@@ -47,7 +47,8 @@ def test_what_a_run_wrote_is_no_markup() -> None:
 def test_switches_and_steps_have_their_marks() -> None:
     figure = timeline.lanes(rows(switches=[switch(7)]), None)
     assert list(figure.layout.yaxis.ticktext)[:2] == ["Trainer", "Layout"]
-    assert list(traces(figure)["Layout switch"].text) == ["TP 1 → 2"]
+    mark = traces(figure)["Layout switch"]
+    assert list(mark.text) == ["TP 1 → 2"] and list(mark.textposition) == ["middle right"]
     assert [note.text for note in figure.layout.annotations] == ["Step 2"] and len(figure.layout.shapes) == 1
 
 
