@@ -101,7 +101,7 @@ class Watched:
         return found
 
     def verified(self, names: list[str], drafted: list[int], accepted: list[int]) -> list[int]:
-        came = self._drafter.verified(Verified(names, drafted, accepted))
+        came = self._drafter.verified(Verified(names, np.array(drafted), np.array(accepted)))
         said = [list(map(int, came.sources)), came.numbers.tolist(), list(map(int, came.accepted))]
         self.digest.update(json.dumps([said, [self._drafter.window(name) for name in names]]).encode())
         return said[0]

@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ WARM_UP = 30
 # Of a step on the machine of docs/benchmarks.md: alone, to verify at all, and for each token (seconds).
 STEP, VERIFY, ROW = 0.0075, 0.0015, 0.00007
 PROMPT_TOKENS = 48
+# The default of --histospec.window_max.
+LONGEST_DRAFT = 32
 MODEL_TOKENS = 640
 END = 0
 
@@ -129,6 +132,19 @@ def scheduler_of(
     )
 
 
+def from_device(output: Any) -> Any:
+    """Return a step's output as the second model runner has it: rows with room for the longest draft."""
+    counts = np.fromiter(map(len, output.sampled_token_ids), np.int32, len(output.req_ids))
+    rows = np.full((counts.size, 1 + LONGEST_DRAFT), -1, np.int64)
+    rows[np.arange(rows.shape[1]) < counts[:, None]] = np.concatenate(output.sampled_token_ids)
+    return SimpleNamespace(
+        copy_event=SimpleNamespace(synchronize=lambda: None),
+        num_sampled_tokens_np=counts,
+        sampled_token_ids=rows,
+        model_runner_output=output,
+    )
+
+
 class Load:
     """The samples of a recorded run's later epochs, with the history of the epoch before them."""
 
@@ -210,7 +226,10 @@ class Run:
         """Return the output that the model runner would return."""
         from vllm.v1.outputs import ModelRunnerOutput
 
+        from rhyme_openrlhf.engine.patches.second_runner import drafts_of
+
         names = list(scheduled.num_scheduled_tokens)
+        drafts = dict(zip(scheduled.scheduled_spec_decode_tokens, drafts_of(scheduled).tokens(), strict=True))
         sampled = []
         for name in names:
             request = self.scheduler.requests.get(name)
@@ -219,7 +238,7 @@ class Run:
                 sampled.append([])
                 continue
             response, at = self.responses[name], self.position[name]
-            draft = scheduled.scheduled_spec_decode_tokens.get(name, ())
+            draft = drafts.get(name, ())
             accepted = 0
             while (
                 accepted < len(draft)
@@ -263,11 +282,17 @@ class Run:
     def go_on(self, scheduled: Any) -> None:
         """Fill a scheduled step, and take in the one before it."""
         clock = time.perf_counter
-        sampled = (
-            ([], []) if self.under_way is None else (self.under_way[1].req_ids, self.under_way[1].sampled_token_ids)
-        )
+        from rhyme_openrlhf.engine.patches.late_drafts import NOTHING, tokens_of
+        from rhyme_openrlhf.engine.patches.second_runner import draft_rows, drafts_of
+
+        names = list(scheduled.num_scheduled_tokens)
+        places = {name: place for place, name in enumerate(names)}
+        copied = None if self.under_way is None else from_device(self.under_way[1])
         began = clock()
-        step = self.scheduler.fill(scheduled, *sampled)
+        step = self.scheduler.fill(scheduled, NOTHING if copied is None else tokens_of(copied))
+        drafts = drafts_of(step)
+        np.fromiter(map(places.__getitem__, step.scheduled_spec_decode_tokens), np.int64, drafts.lengths.size)
+        draft_rows(drafts)
         self.times["drafts"].append(clock() - began)
         self.weights.sum()
         before, self.under_way = self.under_way, (scheduled, self.output(step))

@@ -46,6 +46,8 @@ constexpr double PRIOR_DRAFTS = 10.0, MOST_COUNTED = 200.0;
 // by this factor drafts are as long as in the best of the tried rules.
 constexpr double SHARED_FIRST = 0.05, SHARED_STOP = 0.1;
 constexpr float SHARED_FAITH = 0.82f;
+// More than sums of probabilities are off by rounding.
+constexpr double ROUNDING = 1e-9;
 // Tokens that are entered into what all prompts share before a step's drafts (0.03 ms; as many as a few hundred samples
 // write in a step), during its forward pass (a tenth of a millisecond), and of each sample: no draft is longer by
 // default.
@@ -254,59 +256,81 @@ Drafter::OneDraft Drafter::draft_one(Sample& sample, Place room, Place window, s
     return draft;
 }
 
-// Draft from what all prompts share where that is better than the samples' own drafts. It is not asked where no guess
-// can be.
+// Draft from what all prompts share where that is better than the samples' own drafts: where its first token is more
+// likely right, and against history where more of it is expected to be right. It is not asked where that cannot be.
+//
+// The group's samples guess token by token together. Each guess depends on the one before it and reads memory that is
+// far away, so one sample's guesses alone would wait for each of those reads.
 void Drafter::draft_shared(std::span<const BatchItem> group, std::span<OneDraft> drafts) {
-    std::array<Shared::Hashes, DRAFTED_TOGETHER> ends;
-    std::array<bool, DRAFTED_TOGETHER> asked{};
+    // All of a draft that begins with probability `path` is expected to have at most `path` * `most_expected` right.
+    const double most_expected = 1.0 / (1.0 - best_shared_ * double{SHARED_FAITH}) + ROUNDING;
+    const auto most = static_cast<std::size_t>(rules_.window_max);
+    guessed_.resize(DRAFTED_TOGETHER * (Shared::LONGEST + most));
+    likely_.resize(DRAFTED_TOGETHER * most);
+    std::array<Guessing, DRAFTED_TOGETHER> guessing;
+    std::size_t active = 0;
     for (std::size_t at = 0; at < group.size(); ++at) {
         const Sample& sample = texts_.samples[group[at].row];
-        asked[at] = room_of(sample) > 0 &&
-                    (!drafts[at].size || first_tokens_.rate(drafts[at].source, drafts[at].matched) < best_shared_);
-        if (asked[at]) ends[at] = shared_.hash(sample.known());
-    }
-    for (std::size_t at = 0; at < group.size(); ++at) {
-        const Sample& sample = texts_.samples[group[at].row];
+        const OneDraft& own = drafts[at];
         const Place room = room_of(sample);
-        if (asked[at])
-            drafts[at] = better_of(sample, ends[at], drafts[at], place_in(tokens_, group[at], room),
-                                   place_in(probabilities_, group[at], room));
+        const double least = own.size ? first_tokens_.rate(own.source, own.matched) : 0.0;
+        if (room <= 0 || (own.size && least >= best_shared_)) continue;
+        double own_expected = 0.0, path = least;
+        for (Place place = 0; own.source == Source::HISTORY && place < own.size; ++place) {
+            if (place) path *= double{probabilities_[most * group[at].number + place]};
+            own_expected += path;
+        }
+        if (best_shared_ * most_expected <= own_expected) continue;
+        Guessing& one = guessing[active];
+        one = {.at = at, .room = room, .least = least, .own_expected = own_expected};
+        // The sample's last tokens, and behind them the draft.
+        one.tokens = std::span(guessed_).subspan(active * (Shared::LONGEST + most), Shared::LONGEST + most);
+        one.likely = std::span(likely_).subspan(active * most, most);
+        const auto text = sample.known();
+        one.known = std::min<std::size_t>(text.size(), Shared::LONGEST);
+        std::copy_n(text.end() - static_cast<std::ptrdiff_t>(one.known), one.known, one.tokens.begin());
+        one.ends = shared_.hash(one.tokens.first(one.known));
+        ++active;
+    }
+    const auto keep = [&](auto goes_on) {
+        active = static_cast<std::size_t>(
+            std::partition(guessing.begin(), guessing.begin() + static_cast<std::ptrdiff_t>(active), goes_on) -
+            guessing.begin());
+    };
+    keep([&](Guessing& one) {
+        one.guess = one.first = shared_.guess(one.ends);
+        return one.guess.token >= 0 && double{one.guess.probability} > std::max(one.least, SHARED_FIRST);
+    });
+    while (active) {
+        keep([&](Guessing& one) {
+            one.path *= double{one.guess.probability};
+            const bool ended = one.guess.token < 0 || one.size == one.room ||
+                               (one.size && one.path < (whole_ ? NO_HOPE : SHARED_STOP));
+            if (ended) {
+                take_guessed(one, group[one.at], drafts[one.at]);
+                return false;
+            }
+            if (one.expected + one.path * most_expected <= one.own_expected) return false;
+            one.expected += one.path;
+            one.likely[one.size] = one.guess.probability;
+            one.tokens[one.known + static_cast<std::size_t>(one.size++)] = one.guess.token;
+            one.ends = shared_.hash(one.tokens.first(one.known + static_cast<std::size_t>(one.size)));
+            return true;
+        });
+        for (Guessing& one : std::span(guessing).first(active)) {
+            one.guess = shared_.guess(one.ends);
+            one.guess.probability *= SHARED_FAITH;
+        }
     }
 }
 
-// Draft from what all prompts share, if that is better than the draft `own` in `out`: if its first token is more likely
-// right, and against history if more of it is expected to be right. `ends`: of the sample's last tokens. Else `out`
-// stays as it is.
-Drafter::OneDraft Drafter::better_of(const Sample& sample, const Shared::Hashes& ends, const OneDraft& own,
-                                     std::span<Token> out, std::span<float> probabilities) const {
-    const Shared::Guess first = shared_.guess(ends);
-    Shared::Guess guess = first;
-    const double least = own.size ? first_tokens_.rate(own.source, own.matched) : 0.0;
-    if (guess.token < 0 || double{guess.probability} <= std::max(least, SHARED_FIRST)) return own;
-    double own_expected = 0.0, path = least;
-    for (Place place = 0; own.source == Source::HISTORY && place < own.size; ++place) {
-        if (place) path *= double{probabilities[place]};
-        own_expected += path;
-    }
-    // The sample's last tokens, and behind them the draft.
-    const auto text = sample.known();
-    const auto last = text.last(std::min<std::size_t>(text.size(), Shared::LONGEST));
-    std::vector<Token> whole(last.begin(), last.end());
-    std::vector<float> likely;
-    double expected = 0.0;
-    for (path = 1.0; likely.size() < out.size() && guess.token >= 0;) {
-        path *= double{guess.probability};
-        if (!likely.empty() && path < (whole_ ? NO_HOPE : SHARED_STOP)) break;
-        expected += path;
-        likely.push_back(guess.probability);
-        whole.push_back(guess.token);
-        guess = shared_.guess(shared_.hash(whole));
-        guess.probability *= SHARED_FAITH;
-    }
-    if (expected <= own_expected) return own;
-    std::copy(whole.end() - static_cast<std::ptrdiff_t>(likely.size()), whole.end(), out.begin());
-    std::copy(likely.begin(), likely.end(), probabilities.begin());
-    return {Source::SHARED, static_cast<Place>(likely.size()), first.matched};
+// Draft what was guessed, if more of it is expected to be right than of the sample's own draft.
+void Drafter::take_guessed(const Guessing& one, const BatchItem& item, OneDraft& draft) {
+    if (one.expected <= one.own_expected) return;
+    std::copy_n(one.tokens.begin() + static_cast<std::ptrdiff_t>(one.known), one.size,
+                place_in(tokens_, item, one.room).begin());
+    std::copy_n(one.likely.begin(), one.size, place_in(probabilities_, item, one.room).begin());
+    draft = {Source::SHARED, one.size, one.first.matched};
 }
 
 // Decide whether to draft from what all prompts share, by what that gained in the last steps.

@@ -110,6 +110,23 @@ private:
         Place size = 0;
         Place matched = 0;
     };
+    // A draft from what all prompts share, while it is guessed: its sample's place in the group, the most tokens that
+    // it may have, and of the sample's own draft how likely the first token is right and how many are expected to be.
+    struct Guessing {
+        std::size_t at = 0;
+        Place room = 0;
+        double least = 0.0, own_expected = 0.0;
+        // `known` tokens of the sample, and behind them those guessed so far with their probabilities: `size` of them
+        // are right with `path`, and `expected` many are expected to be.
+        std::span<Token> tokens;
+        std::span<float> likely;
+        std::size_t known = 0;
+        Place size = 0;
+        double path = 1.0, expected = 0.0;
+        // The ends of all these tokens, what follows them, and what followed the sample's own.
+        Shared::Hashes ends;
+        Shared::Guess guess, first;
+    };
 
     void order(std::span<const std::int64_t> samples);
     void enter(std::span<const BatchItem> group);
@@ -125,8 +142,7 @@ private:
         return std::span(step).subspan(static_cast<std::size_t>(rules_.window_max * item.number), room);
     }
     void draft_shared(std::span<const BatchItem> group, std::span<OneDraft> drafts);
-    OneDraft better_of(const Sample& sample, const Shared::Hashes& ends, const OneDraft& own, std::span<Token> out,
-                       std::span<float> probabilities) const;
+    void take_guessed(const Guessing& one, const BatchItem& item, OneDraft& draft);
     void enter_shared(std::span<const std::int64_t> samples, Place left);
     void rest_or_try();
 
@@ -148,6 +164,8 @@ private:
     std::vector<Token> tokens_;
     std::vector<float> probabilities_;
     Drafts drafts_;
+    std::vector<Token> guessed_;
+    std::vector<float> likely_;
     // The samples of the last step, by their numbers in it.
     std::vector<std::int64_t> last_;
 };

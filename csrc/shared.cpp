@@ -22,7 +22,7 @@ constexpr float MOST_COUNTED = 400.0f;
 
 Shared::Shared(Place window) : tick_tokens_(std::max<Place>(window / TICKS, 1)) {
     require(window >= 0, "a window has 0 tokens or more");
-    slots_.resize(static_cast<std::size_t>(SLOTS_PER_TOKEN * window));
+    if (window) slots_ = make_array<Slot>(slabs_, static_cast<std::size_t>(SLOTS_PER_TOKEN * window));
 }
 
 std::size_t Shared::place_of(std::uint64_t hash) const { return (hash >> 32) * slots_.size() >> 32; }

@@ -12,9 +12,9 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "index.h"
+#include "memory.h"
 
 namespace drafting {
 
@@ -74,7 +74,9 @@ private:
     Known longest_known(const Hashes& hashes) const;
     void advance();
 
-    std::vector<Slot> slots_;
+    // On huge pages: finding the page of a slot would take longer than reading the slot.
+    Slabs slabs_;
+    Array<Slot> slots_;
     std::array<std::array<Kind, MOST_VOTES + 1>, ORDERS.size()> kinds_{};
     // Tokens of a tick, tokens entered in this tick, the tick, and the slot that is looked at next for old entries.
     Place tick_tokens_, entered_ = 0;

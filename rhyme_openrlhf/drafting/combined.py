@@ -230,20 +230,16 @@ class HistoryAndModel(DraftSource):
     def verified(self, drafts: Verified) -> Attribution:
         model = len(self.names) - 1
         mine = [number for number, request in enumerate(drafts.requests) if request not in self._of_model]
-        sources, numbers = [model] * len(drafts.requests), np.full(len(drafts.requests), -1)
+        sources, numbers = np.full(len(drafts.requests), model), np.full(len(drafts.requests), -1)
         by_source = [0] * len(self.names)
         if mine:
-            of_history = Verified(
-                [drafts.requests[number] for number in mine],
-                [drafts.drafted[number] for number in mine],
-                [drafts.accepted[number] for number in mine],
-            )
+            requests = [drafts.requests[number] for number in mine]
+            of_history = Verified(requests, drafts.drafted[mine], drafts.accepted[mine])
             found = self._history.verified(of_history)
             self._learn_of_history(found.numbers, of_history)
             by_source[: len(found.accepted)] = found.accepted
-            for number, source in zip(mine, found.sources, strict=True):
-                sources[number] = source
-        by_source[model] = sum(drafts.accepted) - sum(by_source)
+            sources[mine] = found.sources
+        by_source[model] = int(drafts.accepted.sum()) - sum(by_source)
         return Attribution(sources, numbers, by_source)
 
     def window(self, request_id: str) -> int:
@@ -283,8 +279,8 @@ class HistoryAndModel(DraftSource):
         self._model.await_outcome(requests, proposals, np.where(taken, kept, 0).tolist())
 
     def _learn_of_history(self, numbers: Int64s, drafts: Verified) -> None:
-        drafted, accepted = np.array(drafts.drafted, np.int64), np.array(drafts.accepted, np.int64)
-        self._refit_after(self._acceptance.history.learn(self._cells, self._begins, numbers, drafted, accepted))
+        learn = self._acceptance.history.learn
+        self._refit_after(learn(self._cells, self._begins, numbers, drafts.drafted, drafts.accepted))
 
     def _judge_unused(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         judged = [

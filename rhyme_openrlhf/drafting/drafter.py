@@ -21,14 +21,15 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rhyme_openrlhf.drafting.budget import SpeculationWindow
-from rhyme_openrlhf.drafting.planner import DraftPlanner, Drafts
-from rhyme_openrlhf.drafting.source import Attribution, DraftSource, Int64s, Verified
+from rhyme_openrlhf.drafting.planner import Cut, DraftPlanner, Drafts
+from rhyme_openrlhf.drafting.source import Attribution, DraftSource, Int32s, Int64s, Verified
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.history.index import DraftIndex
 from rhyme_openrlhf.latency.predictor import Predictor
@@ -96,13 +97,20 @@ class HistoryDrafter(DraftSource):
 
     def append(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Add what each of these requests has written. Requests that have finished are passed by."""
+        self.append_flat(requests, *core.flatten(tokens))
+
+    def append_flat(self, requests: Sequence[str], counts: Int64s, tokens: Int32s) -> None:
         names, samples = self._last
         if requests != names:
-            known = self._samples
-            samples = np.array([known.get(request, NEVER) for request in requests], np.int64)
-        self._core.append(samples, *core.flatten(tokens))
+            found = map(self._samples.get, requests, itertools.repeat(NEVER))
+            samples = np.fromiter(found, np.int64, len(requests))
+        self._core.append(samples, counts, tokens)
 
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
+        """Return the draft tokens to verify in the next decode step, for each request, as `draft_flat`."""
+        return self.draft_flat(requests, context, most).tokens()
+
+    def draft_flat(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> Cut:
         """Return the draft tokens to verify in the next decode step, for each request.
 
         `most`: the draft tokens that fit into the step; a planner is also told `context`, the tokens of all requests.
@@ -113,9 +121,9 @@ class HistoryDrafter(DraftSource):
         drafts = self.propose(samples, whole=self.planner is not None)
         most = drafts.flat.size if most is None else most
         if self.planner is None:
-            return drafts.within(most).tokens()
+            return drafts.within(most)
         cut, self.decision = self.planner.cut(drafts, len(samples), context, most)
-        return cut.tokens()
+        return cut
 
     def propose(self, samples: Int64s, whole: bool) -> Drafts:
         """Draft for these samples of the core by the fixed rules, or, `whole`, as far as there is any hope."""
@@ -133,12 +141,13 @@ class HistoryDrafter(DraftSource):
 
         Raises KeyError for a request that has not started, ValueError unless 0 <= accepted <= drafted and 1 <= drafted.
         """
-        drafted, accepted = np.array(drafts.drafted, np.int64), np.array(drafts.accepted, np.int64)
-        sources, numbers, by_source = self._core.verified(self._samples_of(drafts.requests), drafted, accepted)
-        found = Attribution(sources.tolist(), numbers, by_source.tolist())
+        names, samples = self._last
+        if drafts.requests != names:
+            samples = self._found(drafts.requests)
+        sources, numbers, by_source = self._core.verified(samples, drafts.drafted, drafts.accepted)
         if self.planner is not None:
-            self.planner.learn(found.numbers, drafted, accepted)
-        return found
+            self.planner.learn(numbers, drafts.drafted, drafts.accepted)
+        return Attribution(sources, numbers, by_source.tolist())
 
     def window(self, request_id: str) -> int:
         """Return the size of a sample's window. Raises KeyError as `finish`."""
@@ -160,12 +169,15 @@ class HistoryDrafter(DraftSource):
     def _samples_of(self, requests: Sequence[str]) -> Int64s:
         names, samples = self._last
         if requests != names:
-            try:
-                samples = np.array(list(map(self._samples.__getitem__, requests)), np.int64)
-            except KeyError as error:
-                raise _unknown(error.args[0]) from None
+            samples = self._found(requests)
             self._last = list(requests), samples
         return samples
+
+    def _found(self, requests: Sequence[str]) -> Int64s:
+        try:
+            return np.fromiter(map(self._samples.__getitem__, requests), np.int64, len(requests))
+        except KeyError as error:
+            raise _unknown(error.args[0]) from None
 
     def _sample_of(self, request: str) -> int:
         try:

@@ -44,9 +44,10 @@ class Cut:
 
     def within(self, most: int) -> Cut:
         """Return these drafts with at most `most` tokens in all, as `share` cuts them."""
-        if self.flat.size <= most:
-            return self
-        lengths = share(self.lengths, most)
+        return self if self.flat.size <= most else self.to(share(self.lengths, most))
+
+    def to(self, lengths: Ints) -> Cut:
+        """Return the beginnings of these drafts that have these lengths."""
         return Cut(lengths, core.cut(self.flat, self.lengths, lengths))
 
 

@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.drafting.acceptance import FIRST_RECENT, RECENT_SHARE, PositionAcceptance
 from rhyme_openrlhf.drafting.budget import choose, share
-from rhyme_openrlhf.drafting.planner import Decision, Planner
+from rhyme_openrlhf.drafting.planner import Cut, Decision, Planner
+from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.latency.predictor import Predictor
 
 Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 
 # Drafts must promise this factor of the tokens per second of a step without. The most promising drafts are chosen, so
 # a tenth of the tokens that are expected to be accepted is not.
@@ -40,8 +42,13 @@ class Verified(NamedTuple):
     """Drafts that a step verified: the requests, tokens verified of each (one at least), and tokens accepted."""
 
     requests: list[str]
-    drafted: list[int]
-    accepted: list[int]
+    drafted: Int64s
+    accepted: Int64s
+
+    @classmethod
+    def of(cls, requests: list[str], drafted: Sequence[int], accepted: Sequence[int]) -> Verified:
+        """Return the same of other sequences than arrays."""
+        return cls(requests, np.array(drafted, np.int64), np.array(accepted, np.int64))
 
 
 class Attribution(NamedTuple):
@@ -51,7 +58,7 @@ class Attribution(NamedTuple):
     source. Sources are numbered as in `DraftSource.names`.
     """
 
-    sources: list[int]
+    sources: Int64s
     numbers: Int64s
     accepted: list[int]
 
@@ -86,6 +93,10 @@ class DraftSource:
     def append(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Note the tokens that a decode step sampled for each of these requests; those that finished are passed by."""
 
+    def append_flat(self, requests: Sequence[str], counts: Int64s, tokens: Int32s) -> None:
+        """Do the same for the tokens of all requests in one array; `counts`: how many each sampled."""
+        self.append(requests, core.split(tokens, counts))
+
     def proposed(self, requests: Sequence[str], drafts: Sequence[list[int]]) -> None:
         """Note what vLLM's worker proposes for the next decode step."""
 
@@ -96,6 +107,11 @@ class DraftSource:
         request that has not started.
         """
         raise NotImplementedError
+
+    def draft_flat(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> Cut:
+        """Return the same with the tokens of all drafts in one array."""
+        lengths, flat = core.flatten(self.draft(requests, context, most))
+        return Cut(lengths, flat)
 
     def computing(self) -> None:
         """Do what delays no decode step, while a forward pass runs."""
@@ -115,7 +131,7 @@ class DraftSource:
     def verified(self, drafts: Verified) -> Attribution:
         """Learn what became of the last drafts, and return where they came from: from the first of `names`."""
         count = len(drafts.requests)
-        return Attribution([0] * count, np.full(count, -1), [sum(drafts.accepted)])
+        return Attribution(np.zeros(count, np.int64), np.full(count, -1), [int(drafts.accepted.sum())])
 
     def window(self, request_id: str) -> int | None:
         """Return the size of a sample's window, which goes with the sample to another engine; None if it has none."""

@@ -14,14 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from rhyme_openrlhf.drafting.source import Int64s
 from rhyme_openrlhf.engine.arguments import MOVES_KEY, PACE_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import names
 from rhyme_openrlhf.engine.patches import late_drafts
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess  # adds the channel to this process's EngineCore
+from rhyme_openrlhf.engine.patches.late_drafts import Sampled
 from rhyme_openrlhf.engine.scheduler_parts import Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import Pacing, StepClock, Timing, content_of
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
@@ -137,14 +140,17 @@ class EngineScheduler(Scheduler):
             self.clock.interrupted()
         return results
 
-    def tell_verified(self, scheduler_output: Any, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+    def tell_verified(self, scheduler_output: Any, sampling: list[str], tokens: Sequence[Sequence[int]]) -> None:
         """Tell the parts of the drafts that a step verified; `tokens`: what it sampled for each request."""
         if drafts := scheduler_output.scheduled_spec_decode_tokens:
-            sampled = dict(zip(sampling, map(len, tokens), strict=False))
-            verified = self.meter.verified_drafts(drafts, sampled, self.requests)
-            if verified.requests:
-                for part in self.parts:
-                    part.verified(verified)
+            self.tell_outcomes(drafts, sampling, np.fromiter(map(len, tokens), np.int64, len(tokens)))
+
+    def tell_outcomes(self, drafts: dict[str, list[int]], sampling: list[str], counts: Int64s) -> None:
+        """Tell the parts what became of drafts; `counts`: tokens that their step sampled for each request."""
+        verified = self.meter.verified_drafts(drafts, sampling, counts, self.requests)
+        if verified.requests:
+            for part in self.parts:
+                part.verified(verified)
 
     def tell_sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Tell the parts of the tokens that a step sampled."""
@@ -192,6 +198,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
         # The step that was filled last, and as it was scheduled, until its tokens are known.
         self._step: Any = None
         self._open: Any = None
+        self._heard_of: Any = None
         # Whether the parts are still to hear of that step.
         self._untold = False
         late_drafts.offer(self.vllm_config, self)
@@ -202,6 +209,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a decode step, when the parts have heard of the one before."""
         self._tell_filled()
+        self._heard_of = None
         return super().schedule(*args, **kwargs)
 
     def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
@@ -212,6 +220,9 @@ class LateEngineScheduler(AsyncEngineScheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take in what a step computed, when the parts have heard of the one that runs."""
         self._tell_filled()
+        # Of steps that another one followed they heard in `fill`.
+        if self._open is scheduler_output:
+            self._heard(late_drafts.sampled_of(model_runner_output))
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Any]:
@@ -224,11 +235,11 @@ class LateEngineScheduler(AsyncEngineScheduler):
         requests = [self.requests[name] for name in scheduler_output.num_scheduled_tokens]
         self._drafting.keep_room([request for request in requests if request.spec_token_ids])
 
-    def fill(self, output: Any, requests: list[str], tokens: list[list[int]]) -> Any:
-        """Return the scheduled step with its drafts; the step before sampled `tokens` of `requests`."""
+    def fill(self, output: Any, sampled: Sampled) -> Any:
+        """Return the scheduled step with its drafts, when the step before has `sampled`."""
         self._tell_filled()
         if self._open is not None:
-            self._heard(requests, tokens)
+            self._heard(sampled)
         self._step = late_drafts.filled(output, self._drafting.draft_late(output))
         self._open, self._untold = output, True
         return self._step
@@ -238,15 +249,14 @@ class LateEngineScheduler(AsyncEngineScheduler):
             self._untold = False
             super().tell_scheduled(self._step)
 
-    def _heard(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        super().tell_verified(self._step, requests, tokens)
-        super().tell_sampled(requests, tokens)
-        self._step = self._open = None
+    def _heard(self, sampled: Sampled) -> None:
+        self.tell_outcomes(self._step.scheduled_spec_decode_tokens, sampled.requests, sampled.counts)
+        self._drafting.sampled_late(sampled)
+        # Freeing its hundreds of small objects can wait until the next forward pass.
+        self._heard_of, self._step, self._open = self._step, None, None
 
-    def tell_verified(self, scheduler_output: Any, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """Tell the parts of a step that no other one followed; of others they heard in `fill`."""
-        if self._open is scheduler_output:
-            self._heard(sampling, tokens)
+    def tell_verified(self, scheduler_output: Any, sampling: list[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Tell nothing, as `tell_sampled`."""
 
     def tell_sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Tell nothing: the parts heard of the tokens with the drafts."""

@@ -246,5 +246,5 @@ def test_the_compiled_drafter_has_the_same_window(
     drafter.start("a", "p", [], 0, 100)
     for accepted, drafted in records:
         window.record(drafted, accepted)
-        drafter.verified(Verified(["a"], [drafted], [accepted]))
+        drafter.verified(Verified.of(["a"], [drafted], [accepted]))
         assert drafter.window("a") == window.size

@@ -51,7 +51,7 @@ def test_history_serves_where_it_matches_and_the_model_elsewhere(planned: bool) 
         hits = [beginning(draft, text) for draft, text in zip(drafts, right, strict=True)]
         used = [number for number in (0, 1) if drafts[number]]
         lengths, accepted = [len(drafts[number]) for number in used], [hits[number] for number in used]
-        came = made.verified(Verified([names[number] for number in used], lengths, accepted))
+        came = made.verified(Verified.of([names[number] for number in used], lengths, accepted))
         assert sum(came.accepted) == sum(accepted)
         for number, which in zip(used, came.sources, strict=True):
             last[number] = made.names[which]

@@ -45,7 +45,7 @@ def draft(drafter: WholeTexts, request: str, tokens: list[int]) -> list[int]:
 
 
 def verify(drafter: WholeTexts, request: str, drafted: int, accepted: int) -> str:
-    return SOURCE_NAMES[drafter.verified(Verified([request], [drafted], [accepted])).sources[0]]
+    return SOURCE_NAMES[drafter.verified(Verified.of([request], [drafted], [accepted])).sources[0]]
 
 
 def test_a_draft_is_as_long_as_the_window_and_the_room_allow(drafter: WholeTexts) -> None:
@@ -85,8 +85,8 @@ def test_without_index_or_key_or_match_there_is_no_draft(drafter: WholeTexts) ->
     assert draft(drafter, "known", [3, 2, 1]) == []
     assert drafter.draft_for([], []) == []
     # Dummy drafts that a measurement of step times gave them.
-    both = drafter.verified(Verified(["keyless", "known"], [2, 2], [1, 0]))
-    assert both.sources == [NO_SOURCE, NO_SOURCE] and sum(both.accepted) == 1
+    both = drafter.verified(Verified.of(["keyless", "known"], [2, 2], [1, 0]))
+    assert both.sources.tolist() == [NO_SOURCE, NO_SOURCE] and sum(both.accepted) == 1
 
 
 def test_an_index_may_come_late_be_replaced_and_forgotten(drafter: WholeTexts) -> None:
@@ -268,7 +268,7 @@ def test_a_planner_learns_from_what_was_verified_whoever_finishes_meanwhile() ->
         drafts = drafter.draft_for(names, [[0, 1, 2, 3]] * 2, 8, FAR)
         lengths.append(sum(map(len, drafts)))
         drafted = {name: len(found) for name, found in zip(names, drafts, strict=True) if found}
-        drafter.verified(Verified([*drafted], [*drafted.values()], [0] * len(drafted)))
+        drafter.verified(Verified.of([*drafted], [*drafted.values()], [0] * len(drafted)))
         drafter.finish(names[0])
         drafter.draft_for(names[1:], [[0, 1, 2, 3, 9]], 5, FAR)
         drafter.finish(names[1])

@@ -224,7 +224,7 @@ def test_the_prompts_own_history_drafts_where_it_is_as_good() -> None:
         # History is right each time, and the others' texts are not.
         found = drafter.proposed("b")
         right = int(found.flat[0] == 7)
-        drafter.verified(Verified(["b"], [1], [right]))
+        drafter.verified(Verified.of(["b"], [1], [right]))
     assert drafter.proposed("b").sources.tolist() == [FROM_HISTORY]
 
 
@@ -236,7 +236,7 @@ def test_it_rests_where_it_gains_nothing_and_is_tried_again() -> None:
         found = drafter.proposed("a")
         sources.append(int(found.sources[0]))
         if found.flat.size:
-            drafter.verified(Verified(["a"], [int(found.flat.size)], [0]))
+            drafter.verified(Verified.of(["a"], [int(found.flat.size)], [0]))
         drafter.append(["a"], [[1, 2, 3, 4, 5]])
     asked = [source == FROM_SHARED for source in sources]
     assert sum(asked[:TRIED]) > TRIED / 2 and not any(asked[TRIED + 1 : TRIED + RESTS]) and any(asked[-TRIED:])
@@ -244,6 +244,6 @@ def test_it_rests_where_it_gains_nothing_and_is_tried_again() -> None:
     for _ in range(2 * TRIED):
         found = drafter.proposed("a")
         if found.flat.size:
-            drafter.verified(Verified(["a"], [int(found.flat.size)], [int(found.flat.size)]))
+            drafter.verified(Verified.of(["a"], [int(found.flat.size)], [int(found.flat.size)]))
         drafter.append(["a"], [[1, 2, 3, 4, 5]])
     assert drafter.proposed("a").sources.tolist() == [FROM_SHARED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,9 +157,16 @@ def test_a_proposal_is_judged_up_to_the_token_behind_what_was_verified() -> None
     assert len(learnt) == 5
 
 
+def test_arrays_hold_the_same_as_lists() -> None:
+    made = Drafter(2, room=4)
+    made.append_flat(["0", "1"], np.array([2, 1]), np.array([7, 8, 9], np.int32))
+    made.proposed(["0", "1"], [DRAFT, DRAFT])
+    assert made.draft_flat(["0", "1"]).tokens() == [DRAFT[:2], DRAFT[:3]]
+
+
 def test_all_drafts_are_from_the_one_source() -> None:
-    came = Drafter(2).verified(Verified(["0", "1"], [4, 2], [3, 0]))
-    assert (came.sources, came.numbers.tolist(), came.accepted) == ([0, 0], [-1, -1], [3])
+    came = Drafter(2).verified(Verified.of(["0", "1"], [4, 2], [3, 0]))
+    assert (came.sources.tolist(), came.numbers.tolist(), came.accepted) == ([0, 0], [-1, -1], [3])
     assert Drafter(0).names == ("ngram",)
 
 

@@ -24,6 +24,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter
+from rhyme_openrlhf.engine.patches.late_drafts import sampled_of
+from rhyme_openrlhf.engine.patches.second_runner import drafts_of
 from rhyme_openrlhf.engine.requests import PROMPT_KEY
 from rhyme_openrlhf.engine.scheduler import LateEngineScheduler
 from rhyme_openrlhf.history.index import Piece, build_index
@@ -63,9 +65,11 @@ class Engine:
     def compute(self, step: Any) -> ModelRunnerOutput:
         """Sample behind each prompt or draft as the texts say."""
         new: list[list[int]] = []
+        drafts = dict(zip(step.scheduled_spec_decode_tokens, drafts_of(step).tokens(), strict=True))
         for name in step.num_scheduled_tokens:
             text, at = self.texts[name], self.written[name]
-            draft = step.scheduled_spec_decode_tokens.get(name, [])
+            draft = drafts.get(name, [])
+            assert len(draft) == len(step.scheduled_spec_decode_tokens.get(name, []))
             assert step.num_scheduled_tokens[name] - len(draft) in (1, len(PROMPT) + at)
             if draft:
                 self.drafts[name].append((at, draft))
@@ -91,7 +95,7 @@ class Engine:
             under_way.append((output, EMPTY_MODEL_RUNNER_OUTPUT))
         elif self.late:
             before = under_way[-1][1] if under_way else EMPTY_MODEL_RUNNER_OUTPUT
-            step = self.scheduler.fill(output, before.req_ids, before.sampled_token_ids)
+            step = self.scheduler.fill(output, sampled_of(before))
             under_way.append((output, self.compute(step)))
         else:
             under_way.append((output, self.compute(output)))

@@ -124,7 +124,7 @@ def test_whole_samples_are_drafted_as_the_paper_says(part: int) -> None:
             rest = response[len(text) - len(context) :]
             accepted = next((n for n, token in enumerate(expected) if rest[n] != token), len(expected))
             if expected:
-                drafter.verified(Verified([request], [len(expected)], [accepted]))
+                drafter.verified(Verified.of([request], [len(expected)], [accepted]))
                 grown = min(window + rules.window_step, rules.window_max)
                 window = grown if accepted == len(expected) else rules.window_start
                 drafted += accepted

@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
+import numpy as np
 import vllm.config.vllm
+from numpy.typing import NDArray
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
+from rhyme_openrlhf.drafting.planner import Cut
+from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.engine.patches import second_runner
 from rhyme_openrlhf.engine.patches.second_runner import METHOD
 from rhyme_openrlhf.settings.drafting import V2_ASYNC
@@ -34,13 +37,24 @@ from rhyme_openrlhf.settings.drafting import V2_ASYNC
 LATE, SAMPLED = "rhyme_late", "rhyme_sampled"
 
 
+class Sampled(NamedTuple):
+    """The tokens that a step sampled: its requests, how many tokens each has, and the tokens of all."""
+
+    requests: list[str]
+    counts: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+
+
+NOTHING = Sampled([], np.empty(0, np.int64), np.empty(0, np.int32))
+
+
 class Late(Protocol):
     """Drafting that fills a step after it was scheduled."""
 
-    def fill(self, output: Any, requests: list[str], tokens: list[list[int]]) -> Any:
+    def fill(self, output: Any, sampled: Sampled) -> Any:
         """Return the step (vLLM's SchedulerOutput) to compute in the place of `output`.
 
-        `requests` and `tokens`: what the last step sampled; nothing before the first.
+        `sampled`: in the step before; nothing before the first.
         """
 
 
@@ -55,24 +69,38 @@ def late_of(runner: Any) -> Late | None:
     return found
 
 
-def filled(output: Any, drafts: Mapping[str, list[int]]) -> Any:
-    """Return a copy of a scheduled step with these drafts in the place of its room; `output` stays as it is."""
-    tokens = output.num_scheduled_tokens.copy()
-    for name, places in output.scheduled_spec_decode_tokens.items():
-        tokens[name] += len(drafts.get(name, ())) - len(places)
+def filled(output: Any, drafts: Cut) -> Any:
+    """Return a copy of a scheduled step with a draft in the place of each room; `output` stays as it is.
+
+    Of the drafts, vLLM's fields have the lengths alone (`second_runner.drafts_of`).
+    """
+    tokens, room = output.num_scheduled_tokens.copy(), output.scheduled_spec_decode_tokens
+    rows = np.fromiter(map(tokens.__getitem__, room), np.int64, len(room))
+    rows += drafts.lengths - np.fromiter(map(len, room.values()), np.int64, len(room))
+    tokens.update(zip(room, rows.tolist(), strict=True))
     step = copy.copy(output)
+    lengths = drafts.lengths.tolist()
+    places = [[0] * length for length in range(max(lengths, default=0) + 1)]
+    step.scheduled_spec_decode_tokens = {
+        name: places[length] for name, length in zip(room, lengths, strict=True) if length
+    }
+    setattr(step, second_runner.DRAFTS, Cut(drafts.lengths[drafts.lengths > 0], drafts.flat))
     step.num_scheduled_tokens, step.total_num_scheduled_tokens = tokens, sum(tokens.values())
-    step.scheduled_spec_decode_tokens = {name: draft for name, draft in drafts.items() if draft}
     return step
 
 
-def tokens_of(output: AsyncOutput) -> tuple[list[str], list[list[int]]]:
-    """Return the requests of a step, and what each sampled; waits for the device."""
+def tokens_of(output: AsyncOutput) -> Sampled:
+    """Return what each request of a step sampled; waits for the device."""
     output.copy_event.synchronize()
-    counts = output.num_sampled_tokens_np.tolist()
+    counts, rows = output.num_sampled_tokens_np, output.sampled_token_ids
     # Rows have room for the longest draft.
-    rows = output.sampled_token_ids[:, : max(counts, default=0)].tolist()
-    return output.model_runner_output.req_ids, [row[:count] for row, count in zip(rows, counts, strict=True)]
+    tokens = rows[np.arange(rows.shape[1]) < counts[:, None]]
+    return Sampled(output.model_runner_output.req_ids, counts.astype(np.int64), tokens.astype(np.int32))
+
+
+def sampled_of(output: Any) -> Sampled:
+    """Return the same of what vLLM's scheduler is given (ModelRunnerOutput)."""
+    return Sampled(output.req_ids, *core.flatten(output.sampled_token_ids))
 
 
 def allow() -> None:
@@ -115,7 +143,7 @@ def apply() -> None:
         late = None if named.get("dummy_run") else late_of(self)
         if late is not None and scheduler_output.total_num_scheduled_tokens:
             before, self.rhyme_sampled = self.rhyme_sampled, None
-            scheduler_output = late.fill(scheduler_output, *(([], []) if before is None else tokens_of(before)))
+            scheduler_output = late.fill(scheduler_output, NOTHING if before is None else tokens_of(before))
         return executed(self, scheduler_output, *more, **named)
 
     @functools.wraps(sampled)

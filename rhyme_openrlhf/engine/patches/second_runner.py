@@ -26,11 +26,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.config import VllmConfig
 from vllm.config.compilation import CompilationConfig, CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 
+from rhyme_openrlhf.drafting.planner import Cut
+from rhyme_openrlhf.drafting_core import core
+
 METHOD = "custom_class"
+# Where a step has its drafts as arrays (`Cut`), if its lists of tokens have the lengths alone.
+DRAFTS = "rhyme_drafts"
 REFUSED = f"speculative method '{METHOD}'"
 
 
@@ -54,18 +60,24 @@ class NoProposals:
         return torch.zeros(input_batch.num_reqs, self._tokens, dtype=torch.int64, device=self._device)
 
 
-def draft_rows(drafts: dict[str, list[int]], places: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the requests' rows in the runner's state, int64[drafts], and int64[drafts, longest] of tokens."""
-    tokens = np.zeros((len(drafts), max(map(len, drafts.values()))), np.int64)
-    for row, draft in zip(tokens, drafts.values(), strict=True):
-        row[: len(draft)] = draft
-    return np.fromiter((places[name] for name in drafts), np.int64, len(drafts)), tokens
+def drafts_of(step: Any) -> Cut:
+    """Return the drafts of a scheduled step, in the order of its `scheduled_spec_decode_tokens`."""
+    found: Cut | None = getattr(step, DRAFTS, None)
+    return found or Cut(*core.flatten(list(step.scheduled_spec_decode_tokens.values())))
 
 
-def write_drafts(state: Any, drafts: dict[str, list[int]]) -> None:
+def draft_rows(drafts: Cut) -> NDArray[np.int64]:
+    """Return int64[drafts, longest] of tokens, with zeros behind shorter drafts."""
+    rows = np.zeros((drafts.lengths.size, drafts.lengths.max(initial=0)), np.int64)
+    rows[np.arange(rows.shape[1]) < drafts.lengths[:, None]] = drafts.flat
+    return rows
+
+
+def write_drafts(state: Any, step: Any) -> None:
     """Write the step's draft tokens to the runner's request state."""
-    if drafts:
-        rows, tokens = draft_rows(drafts, state.req_id_to_index)
+    if names := step.scheduled_spec_decode_tokens:
+        rows = np.fromiter(map(state.req_id_to_index.__getitem__, names), np.int64, len(names))
+        tokens = draft_rows(drafts_of(step))
         device = state.draft_tokens.device
         index = torch.from_numpy(rows).to(device, non_blocking=True)
         state.draft_tokens[index, : tokens.shape[1]] = torch.from_numpy(tokens).to(device, non_blocking=True)
@@ -126,7 +138,7 @@ def apply() -> None:
     def gather(self: Any, scheduler_output: Any, dummy_run: bool) -> Any:
         # Right behind the update of the request states, and before anything reads the drafts.
         if not dummy_run and isinstance(self.speculator, NoProposals):
-            write_drafts(self.req_states, scheduler_output.scheduled_spec_decode_tokens)
+            write_drafts(self.req_states, scheduler_output)
         return gathered(self, scheduler_output, dummy_run)
 
     @functools.wraps(prepared)

@@ -26,7 +26,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -37,10 +37,12 @@ from rhyme_openrlhf.drafting.budget import share
 from rhyme_openrlhf.drafting.combined import HistoryAndModel
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter, Ticket
-from rhyme_openrlhf.drafting.planner import Decision, DecisionLog
+from rhyme_openrlhf.drafting.planner import Cut, Decision, DecisionLog
 from rhyme_openrlhf.drafting.source import DraftSource, Verified, WorkerProposals
+from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import SchedulerDrafting
+from rhyme_openrlhf.engine.patches.late_drafts import Sampled
 from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
@@ -68,6 +70,8 @@ SOURCES: dict[str, Callable[[HistoSpecSettings, DraftingSettings], DraftSource]]
 ROOM_AHEAD = 3
 # A draft token of a measured step: any token of any vocabulary.
 DUMMY = 1
+NO_TOKENS = np.empty(0, np.int32)
+D = TypeVar("D")
 
 
 def most_rows(vllm_config: Any) -> int | None:
@@ -194,18 +198,18 @@ class Drafting(Part):
             and not request.is_prefill_chunk
         ]
         decoding_names = [request.request_id for request in decoding]
-        self._set_drafts(decoding, self._planned(decoding_names, bool(decoding), started))
+        self._plan(bool(decoding), started)
+        self._set_drafts(decoding, self._asked(self.source.draft, decoding_names) or [[] for _ in decoding])
         for request_id in self._ruled:
             self._cut_by_grammar(requests[request_id])
         self._meter.add_draft_seconds(time.perf_counter() - started)
 
-    def _planned(self, names: list[str], decodes: bool, started: float) -> list[list[int]]:
-        """Return the draft of each request, in a step that `decodes`, when the step before has been learnt from."""
+    def _plan(self, decodes: bool, started: float) -> None:
+        """Learn from the step before, and decide whether the next one, which `decodes` or not, has drafts."""
         # Before the next step is planned, so that it is planned by what the last one took.
         if self.source.planner is not None and (step := self._clock.planned(started)) is not None:
             self.source.planner.took(*step)
         self._ticket = self.gain.ask() if decodes else None
-        return self._drafts(names)
 
     # --- where steps are scheduled before their drafts are known (LateEngineScheduler)
 
@@ -231,24 +235,29 @@ class Drafting(Part):
                 has = block * min(map(len, cache.get_block_ids(request.request_id)))
                 del request.spec_token_ids[max(has - request.num_computed_tokens - 1, 0) :]
 
-    def draft_late(self, output: Any) -> dict[str, list[int]]:
-        """Return the drafts of a scheduled step by request, each within the room that was kept for it."""
+    def draft_late(self, output: Any) -> Cut:
+        """Return a draft for each room that a scheduled step has, within that room."""
         started = time.perf_counter()
         requests, room = self._scheduler.requests, output.scheduled_spec_decode_tokens
         if self._dropped:
             self._start_anew(output.num_scheduled_tokens)
+        # The others have ended since.
         names = list(room) if room.keys() <= requests.keys() else [name for name in room if name in requests]
-        if self._timing.forced_drafts is not None:
-            drafts = [[DUMMY] * self._timing.forced_drafts for _ in names]
+        if (each := self._timing.forced_drafts) is not None:
+            drafts = Cut(np.full(len(names), each), np.full(len(names) * each, DUMMY, np.int32))
         else:
             # A sample that decodes without room has one token.
             decodes = bool(names) or 1 in output.num_scheduled_tokens.values()
-            drafts = self._planned(names, decodes, started)
-        found = dict(zip(names, self._fitting(drafts), strict=True))
-        if max(map(len, found.values()), default=0) > min(map(len, room.values()), default=0):
-            found = {name: draft[: len(room[name])] for name, draft in found.items()}
+            self._plan(decodes, started)
+            drafts = self._asked(self.source.draft_flat, names) or Cut(np.zeros(len(names), np.int64), NO_TOKENS)
+        drafts = drafts.within(self._most_drafts())
+        if len(names) < len(room):
+            lengths = np.zeros(len(room), np.int64)
+            lengths[[name in requests for name in room]] = drafts.lengths
+            drafts = Cut(lengths, drafts.flat)
+        drafts = drafts.to(np.minimum(drafts.lengths, np.fromiter(map(len, room.values()), np.int64, len(room))))
         self._meter.add_draft_seconds(time.perf_counter() - started)
-        return found
+        return drafts
 
     def _start_anew(self, scheduled: Iterable[str]) -> None:
         """Begin those texts again whose requests go on behind new weights: vLLM drops what was under way for them."""
@@ -258,14 +267,15 @@ class Drafting(Part):
                 self._start(request)
             self._dropped.discard(name)
 
-    def _drafts(self, decoding: list[str]) -> list[list[int]]:
+    def _asked(self, draft: Callable[[list[str], int, int], D], decoding: list[str]) -> D | None:
+        """Return what the source's method drafts for these requests; None in a step without drafts."""
         if self._ticket is None or not self._ticket.drafts:
             self.source.leave_out()
-            return [[] for _ in decoding]
+            return None
         planned = self.source.planner is not None
         requests = self._scheduler.requests
         context = sum([requests[name].num_computed_tokens for name in decoding]) if planned else 0
-        return self.source.draft(decoding, context, self._most_drafts())
+        return draft(decoding, context, self._most_drafts())
 
     def _draft_dummies(self, names: Iterable[str], draft: list[int]) -> None:
         """Give each decoding sample dummies: nearly all are rejected, so that samples grow by one token."""
@@ -330,14 +340,15 @@ class Drafting(Part):
         self.source.computing()
 
     def verified(self, drafts: Verified) -> None:
-        self._accepted += sum(drafts.accepted)
+        self._accepted += int(drafts.accepted.sum())
         came = self.source.verified(drafts)
         self._meter.count_drafts(drafts, came, self.source.names)
         if self._traces:
-            for name, drafted, accepted, source in zip(*drafts, came.sources, strict=True):
+            for place, name in enumerate(drafts.requests):
                 if name in self._traces:
                     position = self._scheduler.requests[name].num_output_tokens
-                    self._traces.add(name, drafted, accepted, position, self.source.names[source])
+                    drafted, accepted = int(drafts.drafted[place]), int(drafts.accepted[place])
+                    self._traces.add(name, drafted, accepted, position, self.source.names[came.sources[place]])
 
     def sampled(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Give the sampled tokens to the source.
@@ -351,6 +362,15 @@ class Drafting(Part):
                 kept = [(name, new) for name, new in zip(requests, tokens, strict=True) if name not in self._dropped]
                 requests, tokens = [name for name, _ in kept], [new for _, new in kept]
             self.source.append(requests, tokens)
+        self._meter.add_draft_seconds(time.perf_counter() - started)
+
+    def sampled_late(self, sampled: Sampled) -> None:
+        """Give the tokens of a step to the source, before vLLM's scheduler has taken them in."""
+        if self._dropped:
+            self.sampled(sampled.requests, core.split(sampled.tokens, sampled.counts))
+            return
+        started = time.perf_counter()
+        self.source.append_flat(*sampled)
         self._meter.add_draft_seconds(time.perf_counter() - started)
 
     # --- requests and weights

@@ -14,12 +14,15 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from rhyme_openrlhf.drafting.source import Attribution, Verified
+import numpy as np
+
+from rhyme_openrlhf.drafting.source import Attribution, Int64s, Verified
 from rhyme_openrlhf.engine.calls import SchedulerMeter
 from rhyme_openrlhf.engine.requests import PROMPT_KEY, UNCOUNTED
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
@@ -33,6 +36,7 @@ TRACES_KEPT = 4096
 # One of this many decode steps is timed for an engine's status: reading what a step computes takes some 20 microseconds
 # at 64 samples.
 TIMED_EACH = 8
+NOTHING = Verified.of([], [], [])
 _last = operator.itemgetter(-1)
 
 
@@ -63,7 +67,7 @@ class StepMeter:
         self._prefilling: set[str] = set()
         self._decoding = 0
         self._ignored: set[str] = set()
-        self._verified = Verified([], [], [])
+        self._verified = NOTHING
         self._came: Attribution | None = None
         self._names: Sequence[str] = ()
 
@@ -90,17 +94,19 @@ class StepMeter:
         self._decoding = here - len(self._prefilling) - len(self._ignored)
 
     def verified_drafts(
-        self, drafts: Mapping[str, Sequence[int]], sampled: Mapping[str, int], known: Container[str]
+        self, drafts: Mapping[str, list[int]], sampling: Sequence[str], counts: Int64s, known: Container[str]
     ) -> Verified:
-        """Return the drafts of the step that count: `drafts` as scheduled, `sampled` tokens that came out of the step.
+        """Return the drafts of the step that count: `drafts` as scheduled, `counts` of the tokens that came out of it.
 
         A request that sampled n tokens accepted n - 1 of its draft: the last one is the model's own.
         """
+        sampled = dict(zip(sampling, counts.tolist(), strict=False))
         usual = not self._uncounted and all(map(known.__contains__, drafts))
         if usual and PADDING not in map(_last, drafts.values()):
             # Nearly always, and hundreds of them lie between two forward passes.
-            accepted = [tokens - 1 if tokens else 0 for tokens in map(sampled.get, drafts)]
-            return Verified(list(drafts), list(map(len, drafts.values())), accepted)
+            lengths = np.fromiter(map(len, drafts.values()), np.int64, len(drafts))
+            given = np.fromiter(map(sampled.get, drafts, itertools.repeat(0)), np.int64, len(drafts))
+            return Verified(list(drafts), lengths, np.maximum(given - 1, 0))
         requests, drafted, accepted = [], [], []
         for name, tokens in drafts.items():
             length = len(tokens)
@@ -110,7 +116,7 @@ class StepMeter:
                 requests.append(name)
                 drafted.append(length)
                 accepted.append(max(sampled.get(name, 0) - 1, 0))
-        return Verified(requests, drafted, accepted)
+        return Verified.of(requests, drafted, accepted)
 
     def count_drafts(self, drafts: Verified, came: Attribution, names: Sequence[str]) -> None:
         """Count drafts of the step, which came from these sources; `names`: of all sources (`DraftSource.names`)."""
@@ -148,12 +154,12 @@ class StepMeter:
             return
         totals = self._totals
         totals["drafts"] += len(drafts.requests)
-        totals["drafted"] += sum(drafts.drafted)
+        totals["drafted"] += int(drafts.drafted.sum())
         accepted = list(came.accepted)
         if ended:
-            for name, source, hits in zip(drafts.requests, came.sources, drafts.accepted, strict=True):
-                if name in ended:
-                    accepted[source] -= max(hits - ended[name], 0)
+            places = [place for place, name in enumerate(drafts.requests) if name in ended]
+            for place, source, hits in zip(places, came.sources[places], drafts.accepted[places], strict=True):
+                accepted[source] -= max(int(hits) - ended[drafts.requests[place]], 0)
         totals["accepted"] += sum(accepted)
         for source_name, tokens in zip(self._names, accepted, strict=True):
             # Some sources have a counter of their own.
@@ -291,7 +297,7 @@ class StatusFigures(Part):
             self._sums = [total + value for total, value in zip(self._sums, before, strict=True)]
 
     def verified(self, drafts: Verified) -> None:
-        for request_id, accepted in zip(drafts.requests, drafts.accepted, strict=True):
+        for request_id, accepted in zip(drafts.requests, drafts.accepted.tolist(), strict=True):
             if accepted:
                 self._accepted[request_id] = self._accepted.get(request_id, 0) + accepted
 

@@ -17,9 +17,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu import async_utils, model_runner
 
+from rhyme_openrlhf.drafting.planner import Cut
+from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.engine.patches import late_drafts
-from rhyme_openrlhf.engine.patches.late_drafts import filled, offer, tokens_of
-from rhyme_openrlhf.engine.patches.second_runner import METHOD
+from rhyme_openrlhf.engine.patches.late_drafts import filled, offer, sampled_of, tokens_of
+from rhyme_openrlhf.engine.patches.second_runner import METHOD, drafts_of
 
 ROOM = 5
 
@@ -38,8 +40,12 @@ def test_a_step_has_a_row_for_each_sample_and_each_draft(samples: dict[str, tupl
     output = scheduled({name: room for name, (room, _) in samples.items()})
     before = dict(output.num_scheduled_tokens), dict(output.scheduled_spec_decode_tokens)
     drafts = {name: [9] * min(length, room) for name, (room, length) in samples.items() if room}
-    step = filled(output, drafts)
-    assert step.scheduled_spec_decode_tokens == {name: draft for name, draft in drafts.items() if draft}
+    step = filled(output, Cut(*core.flatten(list(drafts.values()))))
+    given = {name: draft for name, draft in drafts.items() if draft}
+    assert {name: len(places) for name, places in step.scheduled_spec_decode_tokens.items()} == {
+        name: len(draft) for name, draft in given.items()
+    }
+    assert drafts_of(step).tokens() == list(given.values())
     assert step.num_scheduled_tokens == {name: 1 + len(drafts.get(name, [])) for name in samples} | {"prompt": 7}
     assert step.total_num_scheduled_tokens == sum(step.num_scheduled_tokens.values())
     # vLLM's scheduler counts with the step as it was scheduled.
@@ -54,7 +60,14 @@ def test_tokens_are_those_that_were_sampled() -> None:
         sampled_token_ids=np.array([[5, 6, -1], [-1, -1, -1], [7, -1, -1]]),
         model_runner_output=SimpleNamespace(req_ids=["a", "b", "c"]),
     )
-    assert tokens_of(output) == (["a", "b", "c"], [[5, 6], [], [7]]) and waited
+    found = tokens_of(output)
+    assert (found.requests, found.counts.tolist(), found.tokens.tolist()) == (["a", "b", "c"], [2, 0, 1], [5, 6, 7])
+    assert waited
+
+
+def test_tokens_that_vllm_has_read_are_the_same() -> None:
+    found = sampled_of(SimpleNamespace(req_ids=["a", "b", "c"], sampled_token_ids=[[5, 6], [], [7]]))
+    assert (found.requests, found.counts.tolist(), found.tokens.tolist()) == (["a", "b", "c"], [2, 0, 1], [5, 6, 7])
 
 
 def test_a_configuration_carries_the_drafting() -> None:

@@ -34,7 +34,7 @@ def state(names: list[str]) -> Any:
 )
 def test_each_draft_begins_the_row_of_its_request(drafts: dict[str, list[int]]) -> None:
     found = state(list("abcdef"))
-    write_drafts(found, drafts)
+    write_drafts(found, SimpleNamespace(scheduled_spec_decode_tokens=drafts))
     for name, row in found.req_id_to_index.items():
         draft = drafts.get(name, [])
         assert found.draft_tokens[row, : len(draft)].tolist() == draft

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rhyme_openrlhf.drafting.drafter import FROM_HISTORY, FROM_OWN, SOURCE_NAMES
 from rhyme_openrlhf.drafting.source import Attribution, Verified
@@ -35,6 +37,10 @@ def running(*names: str, response_tokens: int = 1) -> StepMeter:
 def step(meter: StepMeter, scheduled: dict[str, int], outputs: list[Output], seconds: float = 0.1) -> None:
     meter.begin_step(scheduled, scheduled)
     meter.end_step([outputs], seconds)
+
+
+def plain(drafts: Verified) -> tuple[list[str], list[int], list[int]]:
+    return drafts.requests, drafts.drafted.tolist(), drafts.accepted.tolist()
 
 
 def test_a_prefill_step_emits_no_decode_token() -> None:
@@ -79,8 +85,8 @@ def test_samples_that_are_not_to_be_counted_are_not() -> None:
     meter = running("a")
     meter.start("check", 0, False)
     meter.begin_step({"a": 1, "check": 9}, {"a", "check"})
-    found = meter.verified_drafts({"check": [1]}, {"check": 2}, {"a", "check"})
-    assert found == Verified([], [], [])
+    found = meter.verified_drafts({"check": [1]}, ["check"], np.array([2]), {"a", "check"})
+    assert plain(found) == ([], [], [])
     meter.finish("check")
     meter.end_step([[Output("a", [5]), Output("check", [5, 6], "stop")]], 0.1)
     done = counters(meter)
@@ -93,10 +99,12 @@ def test_samples_that_are_not_to_be_counted_are_not() -> None:
 def test_accepted_drafts_count_only_as_far_as_they_became_response_tokens() -> None:
     meter = running("a", "b")
     meter.begin_step({"a": 5, "b": 5}, {"a", "b"})
-    drafts = Verified(["a", "b"], [4, 4], [4, 1])
+    drafts = Verified.of(["a", "b"], [4, 4], [4, 1])
     accepted = [0] * len(SOURCE_NAMES)
     accepted[FROM_OWN], accepted[FROM_HISTORY] = 4, 1
-    meter.count_drafts(drafts, Attribution([FROM_OWN, FROM_HISTORY], np.array([0, 1]), accepted), SOURCE_NAMES)
+    meter.count_drafts(
+        drafts, Attribution(np.array([FROM_OWN, FROM_HISTORY]), np.array([0, 1]), accepted), SOURCE_NAMES
+    )
     # The response of a ended inside its accepted draft: 3 of 5 sampled tokens are left of it.
     meter.end_step([[Output("a", [1, 2, 3], "stop")], [Output("b", [1, 2])]], 1)
     done = counters(meter)
@@ -109,10 +117,21 @@ def test_accepted_drafts_count_only_as_far_as_they_became_response_tokens() -> N
 
 def test_verified_drafts_leave_padding_out() -> None:
     drafts = {"padded": [PADDING] * 8, "real": [5, 6, 7], "cut": [5, 6, PADDING], "lost": [1, 2], "gone": [1]}
-    found = running(*drafts).verified_drafts(
-        drafts, {"padded": 1, "real": 3, "cut": 1, "gone": 2}, set(drafts) - {"gone"}
-    )
-    assert found == Verified(["real", "cut", "lost"], [3, 2, 2], [2, 0, 0])
+    known = set(drafts) - {"gone"}
+    found = running(*drafts).verified_drafts(drafts, ["padded", "real", "cut", "gone"], np.array([1, 3, 1, 2]), known)
+    assert plain(found) == (["real", "cut", "lost"], [3, 2, 2], [2, 0, 0])
+
+
+@given(st.dictionaries(st.sampled_from("abcdefg"), st.tuples(st.integers(1, 5), st.integers(0, 6))), st.data())
+def test_all_samples_at_once_are_counted_as_one_by_one(steps: dict[str, tuple[int, int]], data: st.DataObject) -> None:
+    drafts = {name: [7] * length for name, (length, _) in steps.items()}
+    sampling = data.draw(st.permutations(list(steps)))[: data.draw(st.integers(0, len(steps)))]
+    counts = np.array([steps[name][1] for name in sampling], np.int64)
+    one_by_one = running()
+    # A sample that is not counted has each draft looked at.
+    one_by_one.start("check", 0, False)
+    found, expected = (meter.verified_drafts(drafts, sampling, counts, steps) for meter in (running(), one_by_one))
+    assert plain(found) == plain(expected)
 
 
 def test_draft_seconds_are_busy_seconds() -> None:
