@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.api.launch.known_profiles import known_profile
+from rhyme_openrlhf.api.launch.gain_estimate import known_profile
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.launch.spec_paths import PathRefused, checked
 from rhyme_openrlhf.drafting_core import CoreMissing

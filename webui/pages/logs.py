@@ -19,8 +19,7 @@ from rhyme_openrlhf.api.read.log_search import SEARCH_LENGTH
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
 from rhyme_openrlhf.webui.pages.rendering import PageDep, whole_number
-from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.run.attempts import attempts_of
+from rhyme_openrlhf.webui.pages.run import attempts_of, run_context
 
 router = APIRouter(include_in_schema=False)
 DRIVER = "driver.log"
