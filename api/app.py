@@ -45,7 +45,6 @@ from rhyme_openrlhf.api.routes import (
     imports,
     ingest,
     launch,
-    live_runs,
     logs,
     openapi,
     openid,
@@ -89,7 +88,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     exports.router,
     ingest.router,
     imports.router,
-    live_runs.router,
+    events.live,
     openapi.router,
 )
 # Smaller responses fit into one packet anyway. Higher levels take longer and save 2 %.

@@ -1,6 +1,7 @@
-"""Estimate of the gain of drafts for a new run: its rollouts are simulated with the step times of a profile. Pure.
+"""Estimate of the gain of drafts for a new run: its rollouts are simulated with the step times of a profile.
 
-The simulator and its decisions are those of `rhyme simulate` (`simulation/`, docs/simulator.md).
+The simulator and its decisions are those of `rhyme simulate` (`simulation/`, docs/simulator.md). The profile is the one
+that a run names, or one that this machine has kept (`known_profile`); all else is pure.
 
 Invariant: at most `MOST_SAMPLES` samples are simulated, which takes less than a second. A larger run is reduced to
 fewer engines, and then to fewer prompts. The number of samples per engine stays the same as long as possible.
@@ -9,11 +10,17 @@ fewer engines, and then to fewer prompts. The number of samples per engine stays
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 from typing import Literal
 
-from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.api.launch.spec_paths import profile_file
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.profile import Profile, ProfileError, folder
+from rhyme_openrlhf.run.model_shape import ModelShape
+from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.simulation.workload import Shape, drawn
 
 MOST_SAMPLES = 4000
@@ -96,3 +103,23 @@ def _part(rollout: Rollout) -> tuple[int, int]:
     engines = max(1, min(rollout.engines, rollout.engines * most // wanted if wanted > most else rollout.engines))
     prompts = max(1, round(rollout.prompts * engines / rollout.engines))
     return engines, max(1, min(prompts, most // rollout.samples))
+
+
+def known_profile(named: str, shape: ModelShape | None, parallel: int, roots: Sequence[Path]) -> Profile | None:
+    """Return the profile `named`, else the newest one of this model and tensor-parallel size in the profile cache.
+
+    None without one. Raises ProfileError for a file that is no profile, and PathRefused for one not below `roots`.
+    """
+    if named not in (AUTO, NONE):
+        return profiles.read(profile_file(named, roots))
+    if shape is None:
+        return None
+    newest: tuple[float, Profile] | None = None
+    for path in folder().glob("*.json"):
+        try:
+            known = profiles.read(path)
+        except ProfileError:
+            continue  # an unfinished or older profile: the run will measure its own
+        if (known.subject.model, known.subject.tensor_parallel_size) == (shape.name, parallel):
+            newest = max(newest or (0.0, known), (path.stat().st_mtime, known), key=lambda one: one[0])
+    return newest[1] if newest else None

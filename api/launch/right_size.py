@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.api.launch.known_profiles import known_profile
+from pydantic import Field
+
+from rhyme_openrlhf.api.launch.gain_estimate import known_profile
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.launch.spec_paths import PathRefused, checked
+from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency.profile import ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
@@ -29,33 +31,36 @@ NO_PROFILE = "no profile of this run's engines exists here: `rhyme profile` meas
 NO_DIRECTORY = "the run has no directory that this service can read"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One simulated candidate; ratios are to the run as it was. `older`: it trains on samples of older weights."""
+class CandidateView(View):
+    """One simulated configuration. Ratios are to the run as it was."""
 
-    engines: int
-    features: str
+    engines: int = Field(description="Rollout engines.")
+    features: str = Field(description="Features by their names in `rhyme simulate --features`.")
     samples_per_second: float
-    ratio: float
-    ratio_per_device: float
-    idle: float
-    older: bool
+    ratio: float = Field(description="Of samples per second.")
+    ratio_per_device: float = Field(description="Of samples per second and rollout device.")
+    idle: float = Field(description="Share of device time with nothing to run.")
+    older: bool = Field(description="It trains on samples of older weights than the run did; never recommended.")
     recommended: bool
 
 
-@dataclass(frozen=True)
-class Advice:
-    """The recommended number of engines and features; `missing`: the reason if there is none, one clause."""
+class RightSizeView(View):
+    """A recommendation by simulation. Without one, `missing` has the reason and the rest is empty."""
 
-    rows: tuple[Row, ...] = ()
-    sentence: str = ""
-    method: str = ""
-    assumed: tuple[str, ...] = ()
-    settings: str = ""
-    missing: str = ""
+    rows: list[CandidateView]
+    sentence: str
+    method: str = Field(description="How the recommendation was found.")
+    assumed: list[str]
+    settings: str = Field(description="Options of the recommended run.")
+    missing: str
+
+    @classmethod
+    def lacking(cls, reason: str) -> RightSizeView:
+        """Return no recommendation."""
+        return cls(rows=[], sentence="", method="", assumed=[], settings="", missing=reason)
 
 
-def advise(directory: Path | None, config: Mapping[str, Any], roots: Sequence[Path]) -> Advice:
+def advise(directory: Path | None, config: Mapping[str, Any], roots: Sequence[Path]) -> RightSizeView:
     """Simulate the run of `directory` with other engines and features; `config`: the run's config.json."""
     # Imported here, because the simulator loads the compiled draft budget.
     from rhyme_openrlhf.simulation.recorded_run import read_run, replay
@@ -64,7 +69,7 @@ def advise(directory: Path | None, config: Mapping[str, Any], roots: Sequence[Pa
     from rhyme_openrlhf.simulation.workload import WorkloadError
 
     if directory is None:
-        return Advice(missing=NO_DIRECTORY)
+        return RightSizeView.lacking(NO_DIRECTORY)
     try:
         for name in (LENGTHS_FILE, EVENTS_FILE):
             _check(directory / name)
@@ -75,14 +80,14 @@ def advise(directory: Path | None, config: Mapping[str, Any], roots: Sequence[Pa
         shape = read_shape(checked(options()["actor", "model_name_or_path"], model, roots)) if model else None
         profile = known_profile(named or AUTO, shape, size, roots)
         if profile is None:
-            return Advice(missing=NO_PROFILE)
+            return RightSizeView.lacking(NO_PROFILE)
         profiles = {profile.subject.tensor_parallel_size: profile}
         found = right_size(run, profiles, {}, replay(run, profiles, {}).conditions)
     except (WorkloadError, ProfileError, PathRefused, NotMeasured, CoreMissing, ValueError) as error:
-        return Advice(missing=str(error))
+        return RightSizeView.lacking(str(error))
     was = found.candidates[0]
-    rows = tuple(
-        Row(
+    rows = [
+        CandidateView(
             engines=one.engines,
             features=one.name,
             samples_per_second=one.result.samples_per_second,
@@ -93,11 +98,18 @@ def advise(directory: Path | None, config: Mapping[str, Any], roots: Sequence[Pa
             recommended=one is found.best,
         )
         for one in found.candidates
-    )
+    ]
     subject = profile.subject
     times = f"step times are of {subject.model} on {subject.hardware}, {subject.dtype} ({profile.origin})"
     settings = " ".join(found.settings({size: "PROFILE"}).flags)
-    return Advice(rows, found.sentence, found.method, (times, *found.assumed), f"rhyme train ... {settings}")
+    return RightSizeView(
+        rows=rows,
+        sentence=found.sentence,
+        method=found.method,
+        assumed=[times, *found.assumed],
+        settings=f"rhyme train ... {settings}",
+        missing="",
+    )
 
 
 def _check(path: Path) -> None:

@@ -19,13 +19,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session, defer
 
 from rhyme_openrlhf.api.read.comparison import differing
 from rhyme_openrlhf.api.read.curve_points import read_points
 from rhyme_openrlhf.api.read.downsampling import keep
-from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.bounds import INT32, View
 from rhyme_openrlhf.api.store.curve_blocks import Points
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.settings.recorded import is_own, recorded_settings
@@ -60,18 +61,16 @@ class Group:
     seeds: list[Any]
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation over `runs` values; None without values, the deviation also of a single value."""
+class SpreadView(View):
+    """Mean and standard deviation of a value over `runs` runs, those that have one."""
 
     runs: int
     mean: float | None
-    deviation: float | None
+    deviation: float | None = Field(description="Null for fewer than two runs.")
 
 
-@dataclass(frozen=True)
-class MeanCurve:
-    """The mean over the runs that have a value at step `x`, and the mean less and plus the standard deviation."""
+class MeanCurveView(View):
+    """The mean of the runs that have a value at step `x`, their number, and mean minus and plus standard deviation."""
 
     x: list[float]
     mean: list[float]
@@ -80,14 +79,13 @@ class MeanCurve:
     runs: list[int]
 
 
-@dataclass(frozen=True)
-class GroupFigure:
-    """A curve of a group: the spread of the runs' last and best values, and the mean curve if one was asked for."""
+class GroupFigureView(View):
+    """A curve of a group's runs."""
 
     name: str
-    final: Spread
-    best: Spread
-    curve: MeanCurve | None
+    final: SpreadView = Field(description="Of the last values.")
+    best: SpreadView = Field(description="Of the highest values; of the lowest for losses, times and bubbles.")
+    curve: MeanCurveView | None = Field(description="Null unless `points` asks for it.")
 
 
 def groups_of(session: Session, experiment_id: int) -> tuple[list[Group], bool]:
@@ -135,7 +133,7 @@ def grouped(records: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]
     ]
 
 
-def figures_of(session: Session, group: Group, names: Sequence[str], points: int) -> list[GroupFigure]:
+def figures_of(session: Session, group: Group, names: Sequence[str], points: int) -> list[GroupFigureView]:
     """Return the curves of a group by name. `points`: most points of a mean curve; 0: none are made."""
     read = [read_points(session, run.uid, names, 0, INT32) for run in group.runs]
     found = []
@@ -143,8 +141,8 @@ def figures_of(session: Session, group: Group, names: Sequence[str], points: int
         curves = [known for one in read if len((known := _known(one[name])).steps)]
         best = min if _LOWEST_IS_BEST.search(name) else max
         found.append(
-            GroupFigure(
-                name,
+            GroupFigureView(
+                name=name,
                 final=spread([float(one.values[-1]) for one in curves]),
                 best=spread([float(best(one.values)) for one in curves]),
                 curve=mean_curve(curves, points) if points else None,
@@ -153,13 +151,14 @@ def figures_of(session: Session, group: Group, names: Sequence[str], points: int
     return found
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> SpreadView:
     """Return mean and standard deviation of a sample."""
     mean = statistics.fmean(values) if values else None
-    return Spread(len(values), mean, statistics.stdev(values) if len(values) > 1 else None)
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return SpreadView(runs=len(values), mean=mean, deviation=deviation)
 
 
-def mean_curve(curves: Sequence[Points], points: int) -> MeanCurve:
+def mean_curve(curves: Sequence[Points], points: int) -> MeanCurveView:
     """Return the mean of curves whose values are all known, at most `points` points of it."""
     steps = np.unique(np.concatenate([one.steps for one in curves])) if curves else np.zeros(0, np.int64)
     count, mean, squares = np.zeros(len(steps), np.int64), np.zeros(len(steps)), np.zeros(len(steps))
@@ -173,7 +172,8 @@ def mean_curve(curves: Sequence[Points], points: int) -> MeanCurve:
     kept = keep(mean, points)
     rows = ((mean - deviation)[kept], mean[kept], (mean + deviation)[kept])
     low, middle, high = (row.tolist() for row in rows)
-    return MeanCurve(steps[kept].astype(np.float64).tolist(), middle, low, high, count[kept].tolist())
+    x, runs = steps[kept].astype(np.float64).tolist(), count[kept].tolist()
+    return MeanCurveView(x=x, mean=middle, low=low, high=high, runs=runs)
 
 
 def _known(points: Points) -> Points:

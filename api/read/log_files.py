@@ -6,20 +6,20 @@ configured roots. Symbolic links are resolved before these checks. At most `MAX_
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Attempt, Run
 
@@ -38,19 +38,17 @@ class LogError(Exception):
     """The file cannot be read; the message is one sentence."""
 
 
-@dataclass(frozen=True)
-class LogFile:
-    """A log file. `name`: path below logs/; `size`: bytes; `process`: the Ray actor that writes it, or ""."""
+class LogFileView(View):
+    """A log file."""
 
-    name: str
-    size: int
+    name: str = Field(description="Path below the run directory's logs/.")
+    process: str = Field(description="The Ray actor that writes it; empty if unknown.")
+    size: int = Field(description="Bytes.")
     modified_at: float
-    process: str = ""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Bytes `start` to `end` (exclusive) of a file of `size` bytes, as text; invalid UTF-8 is replaced."""
+class LogChunk(View):
+    """A part of a log: bytes `start` to `end` (exclusive) of `size`."""
 
     text: str
     start: int
@@ -90,10 +88,13 @@ def logs_of(run_directory: str, roots: Sequence[Path]) -> Path:
     return folder_of(run_directory, roots, "logs")
 
 
-def list_logs(logs: Path) -> list[LogFile]:
-    """Return the regular files below `logs` (from `logs_of`), by name."""
-    found = (LogFile(name, about.st_size, about.st_mtime) for name, about in files_below(logs))
-    return sorted(itertools.islice(found, MAX_FILES), key=lambda file: file.name)
+def list_logs(logs: Path) -> list[LogFileView]:
+    """Return the regular files below `logs` (from `logs_of`), by name, with the processes that write them."""
+    found = sorted(itertools.islice(files_below(logs), MAX_FILES), key=lambda file: file[0])
+    return [
+        LogFileView(name=name, process=_process(logs, name), size=about.st_size, modified_at=about.st_mtime)
+        for name, about in found
+    ]
 
 
 def files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -113,11 +114,6 @@ def files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 def logs_of_attempt(session: Session, uid: str, number: int, roots: Sequence[Path]) -> Path:
     """Return the resolved logs directory of an attempt of the run `uid`. Raises NotFoundError, LogError."""
     return logs_of(find_attempt(session, find_run(session, uid), number).run_directory or "", roots)
-
-
-def list_processes(logs: Path) -> list[LogFile]:
-    """Return the files of `list_logs` with the processes that write them."""
-    return [dataclasses.replace(file, process=_process(logs, file.name)) for file in list_logs(logs)]
 
 
 def _process(logs: Path, name: str) -> str:
@@ -149,17 +145,15 @@ def open_log(logs: Path, name: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def read_range(file: BinaryIO, start: int, length: int) -> Chunk:
+def read_range(file: BinaryIO, start: int, length: int) -> LogChunk:
     """Return at most `length` bytes from `start` on; an incomplete character at the end is left for the next piece."""
     size = os.fstat(file.fileno()).st_size
     start = min(start, size)
     file.seek(start)
-    data = file.read(min(length, MAX_CHUNK))
-    data = _whole_characters(data)
-    return Chunk(data.decode("utf-8", "replace"), start, start + len(data), size)
+    return _chunk(file.read(min(length, MAX_CHUNK)), start, size)
 
 
-def read_tail(file: BinaryIO, lines: int, before: int | None = None) -> Chunk:
+def read_tail(file: BinaryIO, lines: int, before: int | None = None) -> LogChunk:
     """Return the last `lines` lines, or those before byte `before`; at most MAX_CHUNK bytes."""
     size = os.fstat(file.fileno()).st_size
     end = size if before is None else min(before, size)
@@ -173,8 +167,13 @@ def read_tail(file: BinaryIO, lines: int, before: int | None = None) -> Chunk:
         if position < 0:
             break
     first = position + 1
-    data = _whole_characters(data[first:])
-    return Chunk(data.decode("utf-8", "replace"), start + first, start + first + len(data), size)
+    return _chunk(data[first:], start + first, size)
+
+
+def _chunk(data: bytes, start: int, size: int) -> LogChunk:
+    """Return `data` as text without an incomplete last character; invalid UTF-8 is replaced."""
+    data = _whole_characters(data)
+    return LogChunk(text=data.decode("utf-8", "replace"), start=start, end=start + len(data), size=size)
 
 
 def process_name(file: BinaryIO) -> str:

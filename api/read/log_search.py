@@ -7,8 +7,9 @@ how far the search went.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import BinaryIO
+
+from rhyme_openrlhf.api.store.bounds import View
 
 # Longest search text.
 SEARCH_LENGTH = 500
@@ -23,31 +24,29 @@ _BLOCK = 1024 * 1024
 _LONGEST_LINE = 8 * _BLOCK
 
 
-@dataclass(frozen=True)
-class Match:
-    """A matching line: the byte where it starts, and its first `LINE_BYTES` bytes as text."""
+class LogMatch(View):
+    """A matching line: the byte where it starts, and its beginning."""
 
     start: int
     text: str
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Matches from the first requested byte up to `scanned_to`, of `size` bytes."""
+class LogMatches(View):
+    """Matching lines, up to byte `scanned_to` of `size`."""
 
-    items: list[Match]
+    items: list[LogMatch]
     scanned_to: int
     size: int
 
 
-def search(file: BinaryIO, text: str, start: int) -> Matches:
+def search(file: BinaryIO, text: str, start: int) -> LogMatches:
     """Find lines from byte `start` (a line's start) on that contain `text`; ASCII letters match in any case."""
     wanted = text.encode().lower()
     size = os.fstat(file.fileno()).st_size
     file.seek(min(start, size))
     position = file.tell()
     end = min(size, position + MAX_SCAN)
-    found: list[Match] = []
+    found: list[LogMatch] = []
     rest = b""
     following = position
     while position < end and len(found) < MAX_MATCHES:
@@ -60,10 +59,10 @@ def search(file: BinaryIO, text: str, start: int) -> Matches:
         cut = len(data) if position >= size or len(data) > _LONGEST_LINE else data.rfind(b"\n") + 1
         following = base + _matches(data[:cut], base, wanted, found)
         rest = data[cut:]
-    return Matches(found, following, size)
+    return LogMatches(items=found, scanned_to=following, size=size)
 
 
-def _matches(data: bytes, base: int, wanted: bytes, found: list[Match]) -> int:
+def _matches(data: bytes, base: int, wanted: bytes, found: list[LogMatch]) -> int:
     """Add matches to `found`, up to MAX_MATCHES; return how much of `data` was searched."""
     lowered = data.lower()
     looked = 0
@@ -71,7 +70,8 @@ def _matches(data: bytes, base: int, wanted: bytes, found: list[Match]) -> int:
         begin = data.rfind(b"\n", 0, at) + 1
         stop = data.find(b"\n", at)
         stop = len(data) if stop < 0 else stop
-        found.append(Match(base + begin, data[begin : min(stop, begin + LINE_BYTES)].decode("utf-8", "replace")))
+        shown = data[begin : min(stop, begin + LINE_BYTES)].decode("utf-8", "replace")
+        found.append(LogMatch(start=base + begin, text=shown))
         looked = min(stop + 1, len(data))
         if len(found) >= MAX_MATCHES:
             return looked

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.log_files import LogError, files_below, folder_of, open_log
+from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 from rhyme_openrlhf.telemetry.run_directory import SAMPLES_FOLDER
 
@@ -38,13 +40,12 @@ BLOCK = 1024 * 1024
 GZIP = 31
 
 
-@dataclass(frozen=True)
-class RunFile:
-    """A file of a run. `name`: its path in the run directory; `size`: bytes."""
+class RunFileView(View):
+    """A file of a run."""
 
-    name: str
+    name: str = Field(description="Path in the run directory.", examples=["logs/driver.log"])
     kind: Kind
-    size: int
+    size: int = Field(description="Bytes.")
     modified_at: float
 
 
@@ -70,19 +71,20 @@ def places_of_attempt(session: Session, uid: str, number: int, roots: Sequence[P
     return found
 
 
-def list_files(places: Sequence[Place]) -> list[RunFile]:
+def list_files(places: Sequence[Place]) -> list[RunFileView]:
     """Return the files of these places by name, at most MAX_FILES."""
-    found: list[RunFile] = []
+    found: list[RunFileView] = []
     for place in places:
         for below, about in files_below(place.path):
             shown = f"{place.name}/{below}" if place.name else below
-            found.append(RunFile(shown, kind_of(shown), about.st_size, about.st_mtime))
+            file = RunFileView(name=shown, kind=kind_of(shown), size=about.st_size, modified_at=about.st_mtime)
+            found.append(file)
             if len(found) >= MAX_FILES:
                 return found
     return found
 
 
-def sizes(files: Iterable[RunFile]) -> dict[Kind, tuple[int, int]]:
+def sizes(files: Iterable[RunFileView]) -> dict[Kind, tuple[int, int]]:
     """Return the number of files and their bytes by kind, without kinds that have none."""
     found: dict[Kind, tuple[int, int]] = {}
     for file in files:

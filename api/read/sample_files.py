@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.log_files import LogError, folder_of, open_log
-from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.bounds import INT32, View
 from rhyme_openrlhf.api.store.json_values import COUNT_MAX, storable
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Attempt
@@ -65,9 +65,8 @@ class SampleRecord(msgspec.Struct):
         return "".join(text for _, text in self.pieces)
 
 
-@dataclass(frozen=True)
-class KeptStep:
-    """A step with records: the attempt that has them, and their bytes."""
+class RecordedStep(View):
+    """A step with recorded responses, and the attempt that has them."""
 
     step: int
     attempt: int
@@ -112,12 +111,12 @@ def sample_folders(session: Session, uid: str, roots: Sequence[Path]) -> list[tu
     return found
 
 
-def recorded_steps(folders: Sequence[tuple[int, Path]]) -> list[KeptStep]:
+def recorded_steps(folders: Sequence[tuple[int, Path]]) -> list[RecordedStep]:
     """Return the steps with records, the newest first; if two attempts have a step, the newer attempt counts."""
-    found: dict[int, KeptStep] = {}
+    found: dict[int, RecordedStep] = {}
     for number, folder in folders:
         for step, size in list_steps(folder).items():
-            found.setdefault(step, KeptStep(step, number, size))
+            found.setdefault(step, RecordedStep(step=step, attempt=number, bytes=size))
     return sorted(found.values(), key=lambda one: -one.step)
 
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+from pydantic import Field
 from sqlalchemy import ColumnElement, Integer, cast, func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.downsampling import downsample
+from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import EngineSampleRow, SystemRow
 
@@ -62,42 +64,37 @@ class CacheSample:
     kv_cache: float
 
 
-@dataclass(frozen=True)
-class SystemCurve:
-    """A curve of machine `of`, or of engine `of` for the KV cache. `x`: unix seconds; `count`: points before
-    down-sampling.
-    """
+class SystemCurveView(View):
+    """A curve of one machine, down-sampled with its extremes."""
 
-    of: str
+    of: str = Field(description="The machine; for `kv_cache` the engine's number.")
     name: str
-    x: list[float]
+    x: list[float] = Field(description="Unix seconds.")
     values: list[float | None]
-    count: int
+    count: int = Field(description="Points before down-sampling.")
 
 
-@dataclass(frozen=True)
-class ProcessNow:
-    """A process of the run: the cores it uses, and its resident bytes."""
+class ProcessView(View):
+    """A process of the run, including its child processes."""
 
-    name: str
+    name: str = Field(examples=["engine 0"])
     cores: float | None
-    memory: int
+    memory: int = Field(description="Resident bytes.")
 
 
-@dataclass(frozen=True)
-class NodeNow:
-    """A machine at its last sample (unix seconds)."""
+class NodeView(View):
+    """A machine at its last sample."""
 
     node: str
     time: float
     memory_total: int
     gpus: int
-    processes: list[ProcessNow]
+    processes: list[ProcessView]
 
 
 def system_curves(
     session: Session, run: Run, names: Sequence[SystemName], begin: float, end: float, points: int
-) -> tuple[list[SystemCurve], list[NodeNow]]:
+) -> tuple[list[SystemCurveView], list[NodeView]]:
     """Return curves of every machine (for `kv_cache`, of every engine) between two moments, and its last sample.
 
     Up to `MAX_ROWS` samples are all read. With more, the database computes the smallest and the largest value of each
@@ -166,7 +163,7 @@ def _spread(ids: Any, count: int, most: int) -> ColumnElement[bool]:
 
 def _all_curves(
     session: Session, window: Sequence[ColumnElement[bool]], names: Sequence[SystemName], points: int
-) -> tuple[list[SystemCurve], dict[str, SystemRow]]:
+) -> tuple[list[SystemCurveView], dict[str, SystemRow]]:
     by_node: dict[str, list[SystemRow]] = defaultdict(list)
     for row in session.scalars(select(SystemRow).where(*window).order_by(SystemRow.time, SystemRow.id)):
         by_node[row.node].append(row)
@@ -181,7 +178,7 @@ def _all_curves(
 
 def _stretched_curves(
     session: Session, window: Sequence[ColumnElement[bool]], count: int, names: Sequence[SystemName], points: int
-) -> tuple[list[SystemCurve], dict[str, SystemRow]]:
+) -> tuple[list[SystemCurveView], dict[str, SystemRow]]:
     columns: dict[str, Any] = {
         name: getattr(SystemRow, name) for name in names if name not in _OF_GPUS and name != KV_CACHE
     }
@@ -241,7 +238,7 @@ def _stretches(
     return found
 
 
-def _of_stretches(of: str, name: str, stretches: Sequence[_Stretch]) -> SystemCurve:
+def _of_stretches(of: str, name: str, stretches: Sequence[_Stretch]) -> SystemCurveView:
     """Build a curve with the smallest and the largest value of each bin, at its beginning and end."""
     x: list[float] = []
     values: list[float | None] = []
@@ -252,10 +249,10 @@ def _of_stretches(of: str, name: str, stretches: Sequence[_Stretch]) -> SystemCu
         if one.end > one.begin:
             x.append(one.end)
             values.append(high)
-    return SystemCurve(of, name, x, values, sum(one.count for one in stretches))
+    return SystemCurveView(of=of, name=name, x=x, values=values, count=sum(one.count for one in stretches))
 
 
-def _kv_curves(session: Session, run: Run, begin: float, end: float, points: int) -> list[SystemCurve]:
+def _kv_curves(session: Session, run: Run, begin: float, end: float, points: int) -> list[SystemCurveView]:
     of = EngineSampleRow
     window = (of.run_id == run.id, of.time >= begin, of.time <= end)
     if (session.scalar(select(func.count()).where(*window)) or 0) > MAX_ROWS:
@@ -271,8 +268,9 @@ def _kv_curves(session: Session, run: Run, begin: float, end: float, points: int
     ]
 
 
-def _curve(of: str, name: str, x: list[float], values: list[float | None], points: int) -> SystemCurve:
-    return SystemCurve(of, name, *downsample(x, values, points), count=len(x))
+def _curve(of: str, name: str, x: list[float], values: list[float | None], points: int) -> SystemCurveView:
+    kept, shown = downsample(x, values, points)
+    return SystemCurveView(of=of, name=name, x=kept, values=shown, count=len(x))
 
 
 def _value(row: SystemRow, name: SystemName) -> float | None:
@@ -294,7 +292,8 @@ def _gpu_memory(gpus: str) -> float | None:
 _OF_GPUS: dict[str, Callable[[str], float | None]] = {"gpu": _gpu_mean, "gpu_memory_used": _gpu_memory}
 
 
-def _now(row: SystemRow) -> NodeNow:
-    processes = [ProcessNow(name, cores, memory) for name, (cores, memory) in json.loads(row.processes).items()]
-    processes.sort(key=lambda one: one.name)
-    return NodeNow(row.node, row.time, row.memory_total, len(json.loads(row.gpus)), processes)
+def _now(row: SystemRow) -> NodeView:
+    rows = sorted(json.loads(row.processes).items())
+    processes = [ProcessView(name=name, cores=cores, memory=memory) for name, (cores, memory) in rows]
+    gpus = len(json.loads(row.gpus))
+    return NodeView(node=row.node, time=row.time, memory_total=row.memory_total, gpus=gpus, processes=processes)

@@ -1,4 +1,4 @@
-"""Routes for a run's raw events: paged, and live."""
+"""Routes for a run's raw events, paged and live, and for the live table of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.event_stream import LiveResponse, last_id
 from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit, RunUid
 from rhyme_openrlhf.api.http.problems import documented
-from rhyme_openrlhf.api.live.streams import event_row, follow_events
+from rhyme_openrlhf.api.live.streams import event_row, follow_events, follow_runs
 from rhyme_openrlhf.api.read.events import EventFilter, Level, find_events
 from rhyme_openrlhf.api.read.pagination import Direction
 from rhyme_openrlhf.api.store.bounds import INT32, INT64, NO_NUL
@@ -21,6 +21,7 @@ from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.record import KIND_LENGTH, SOURCE_LENGTH
 
 router = APIRouter(prefix="/runs/{uid}/events", tags=["events"], responses=documented(401, 403, 404, 422, 429, 503))
+live = APIRouter(prefix="/live", tags=["runs"], responses=documented(401, 403, 429, 503))
 
 Kinds = Annotated[
     list[Annotated[str, Field(max_length=KIND_LENGTH, pattern=NO_NUL)]],
@@ -120,3 +121,19 @@ def stream_events(
         service.metrics.streams,
         follow_events(service.live, who.caller, run_id, start, tuple(kind), tuple(source)),
     )
+
+
+@live.get(
+    "/runs",
+    summary="Runs, live",
+    response_class=EventSourceResponse,
+    responses={
+        200: {
+            "description": "Server-sent events: `id` is a run's uid, `data` its RunSummary.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def stream_runs(who: auth.Viewer, service: ServiceDep) -> Response:
+    """Stream the newest runs that are not archived, and each run again when it has changed."""
+    return LiveResponse(service.limits.streams, service.metrics.streams, follow_runs(service.live, who.caller))

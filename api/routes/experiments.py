@@ -16,11 +16,11 @@ from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, TAGGED, Cursor, ExperimentId, IfMatch, Limit, created_at, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.read.curves import MOST_POINTS
-from rhyme_openrlhf.api.read.groups import MOST_RUNS, MOST_VALUES, figures_of, groups_of
+from rhyme_openrlhf.api.read.groups import MOST_RUNS, MOST_VALUES, GroupFigureView, figures_of, groups_of
 from rhyme_openrlhf.api.read.pagination import Order, page_of
 from rhyme_openrlhf.api.read.run_json import entity_tag
 from rhyme_openrlhf.api.routes.series import DEFAULT_NAMES, Names, split_names
-from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, View
+from rhyme_openrlhf.api.store.bounds import Body, Name, Notes
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.models import Experiment, Run
 
@@ -60,33 +60,6 @@ class ExperimentChange(Body):
 
     name: Name | None = None
     description: Notes | None = None
-
-
-class SpreadView(View):
-    """Mean and standard deviation of a value over `runs` runs, those that have one."""
-
-    runs: int
-    mean: float | None
-    deviation: float | None = Field(description="Null for fewer than two runs.")
-
-
-class MeanCurveView(View):
-    """The mean of the runs that have a value at step `x`, their number, and mean minus and plus standard deviation."""
-
-    x: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    runs: list[int]
-
-
-class GroupFigureView(View):
-    """A curve of a group's runs."""
-
-    name: str
-    final: SpreadView = Field(description="Of the last values.")
-    best: SpreadView = Field(description="Of the highest values; of the lowest for losses, times and bubbles.")
-    curve: MeanCurveView | None = Field(description="Null unless `points` asks for it.")
 
 
 class GroupedRun(BaseModel):
@@ -162,7 +135,7 @@ def get_groups(
                     GroupedRun(uid=run.uid, name=run.name, status=run.status, seed=seed)
                     for run, seed in zip(group.runs, group.seeds, strict=True)
                 ],
-                figures=[GroupFigureView.model_validate(one) for one in figures_of(session, group, wanted, points)],
+                figures=figures_of(session, group, wanted, points),
             )
             for group in groups
         ]

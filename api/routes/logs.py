@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -13,7 +12,6 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Query, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
-from pydantic import Field
 from sse_starlette import EventSourceResponse
 
 from rhyme_openrlhf.api.access import auth
@@ -26,16 +24,18 @@ from rhyme_openrlhf.api.launch.actions import Launching
 from rhyme_openrlhf.api.live.streams import follow_pieces
 from rhyme_openrlhf.api.read.log_files import (
     MAX_CHUNK,
+    LogChunk,
     LogError,
-    list_processes,
+    LogFileView,
+    list_logs,
     logs_of_attempt,
     open_log,
     read_blocks,
     read_range,
     read_tail,
 )
-from rhyme_openrlhf.api.read.log_search import SEARCH_LENGTH, search
-from rhyme_openrlhf.api.store.bounds import INT64, NO_NUL, View
+from rhyme_openrlhf.api.read.log_search import SEARCH_LENGTH, LogMatches, search
+from rhyme_openrlhf.api.store.bounds import INT64, NO_NUL
 
 router = APIRouter(
     prefix="/runs/{uid}/attempts/{number}", tags=["logs"], responses=documented(401, 403, 404, 422, 429, 503)
@@ -52,46 +52,12 @@ LogName = Annotated[
 ]
 
 
-class LogFileView(View):
-    """A log file."""
-
-    name: str = Field(description="Path below the run directory's logs/.")
-    process: str = Field(description="The Ray actor that writes it; empty if unknown.")
-    size: int = Field(description="Bytes.")
-    modified_at: float
-
-
-class LogChunk(View):
-    """A part of a log: bytes `start` to `end` (exclusive) of `size`."""
-
-    text: str
-    start: int
-    end: int
-    size: int
-
-
-class LogMatch(View):
-    """A matching line: the byte where it starts, and its beginning."""
-
-    start: int
-    text: str
-
-
-class LogMatches(View):
-    """Matching lines, up to byte `scanned_to` of `size`."""
-
-    items: list[LogMatch]
-    scanned_to: int
-    size: int
-
-
 @router.get("/logs", summary="List logs")
 def get_logs(
     uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep, launching: LaunchingDep
 ) -> list[LogFileView]:
     """List the log files of one attempt, by name."""
-    logs = _directory(service, launching, uid, number)
-    return [LogFileView.model_validate(file) for file in list_processes(logs)]
+    return list_logs(_directory(service, launching, uid, number))
 
 
 @router.get("/logs/{name:path}", summary="Read a log")
@@ -109,8 +75,7 @@ def get_log(
 ) -> LogChunk:
     """Return the last lines of a log, or a range of its bytes."""
     with _log(_directory(service, launching, uid, number), name) as file:
-        chunk = read_tail(file, tail, before) if start is None else read_range(file, start, length)
-    return LogChunk.model_validate(chunk)
+        return read_tail(file, tail, before) if start is None else read_range(file, start, length)
 
 
 @router.get("/log-search/{name:path}", summary="Search a log")
@@ -126,7 +91,7 @@ def search_log(
 ) -> LogMatches:
     """Find lines with a text, ignoring case. A large log is searched in parts: continue from `scanned_to`."""
     with _log(_directory(service, launching, uid, number), name) as file:
-        return LogMatches.model_validate(search(file, text, start))
+        return search(file, text, start)
 
 
 @router.get(
@@ -199,7 +164,7 @@ def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:
                 chunk = read_range(file, 0, MAX_CHUNK)
     except LogError:  # deleted meanwhile; it may be created again
         return None
-    return asdict(chunk) if chunk.end > chunk.start else None
+    return chunk.model_dump() if chunk.end > chunk.start else None
 
 
 def _directory(service: Service, launching: Launching, uid: str, number: int) -> Path:

@@ -15,22 +15,22 @@ from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid
 from rhyme_openrlhf.api.http.problems import documented
 from rhyme_openrlhf.api.launch.actions import Launching
-from rhyme_openrlhf.api.read.run_files import KINDS, USUAL, Kind, Place, archive, list_files, places_of_attempt
+from rhyme_openrlhf.api.read.run_files import (
+    KINDS,
+    USUAL,
+    Kind,
+    Place,
+    RunFileView,
+    archive,
+    list_files,
+    places_of_attempt,
+)
 from rhyme_openrlhf.api.routes.logs import found
 from rhyme_openrlhf.api.store.bounds import View
 
 router = APIRouter(
     prefix="/runs/{uid}/attempts/{number}", tags=["files"], responses=documented(401, 403, 404, 422, 429, 503)
 )
-
-
-class RunFileView(View):
-    """A file of a run."""
-
-    name: str = Field(description="Path in the run directory.", examples=["logs/driver.log"])
-    kind: Kind
-    size: int = Field(description="Bytes.")
-    modified_at: float
 
 
 class RunFiles(View):
@@ -48,8 +48,8 @@ def get_files(
     """List the files of one attempt: record, logs, samples, history and checkpoints."""
     places = _places(service, launching, uid, number)
     by_name = {place.name: str(place.path) for place in places}
-    files = [RunFileView.model_validate(file) for file in list_files(places)]
-    return RunFiles(directory=by_name[""], checkpoints=by_name.get("checkpoints", ""), files=files)
+    checkpoints = by_name.get("checkpoints", "")
+    return RunFiles(directory=by_name[""], checkpoints=checkpoints, files=list_files(places))
 
 
 @router.get(

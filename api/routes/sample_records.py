@@ -17,6 +17,7 @@ from rhyme_openrlhf.api.read.pagination import Direction
 from rhyme_openrlhf.api.read.sample_files import (
     NONE_KEPT,
     SEARCH_LENGTH,
+    RecordedStep,
     SampleRecord,
     Sort,
     Wanted,
@@ -31,14 +32,6 @@ router = APIRouter(
 )
 
 Bound = Annotated[float | None, Query(allow_inf_nan=False, description="Included; leaves out samples without reward.")]
-
-
-class RecordedStep(View):
-    """A step with recorded responses, and the attempt that has them."""
-
-    step: int
-    attempt: int
-    bytes: int
 
 
 class RecordedSteps(View):
@@ -125,9 +118,8 @@ def get_recorded_steps(
         folders = sample_folders(session, uid, readable_roots(launching))
     steps = recorded_steps(folders)
     start = int(cursor or 0)
-    page = [RecordedStep.model_validate(one) for one in steps[start : start + limit]]
     following = str(start + limit) if start + limit < len(steps) else None
-    return RecordedSteps(items=page, next_cursor=following, missing="" if steps else NONE_KEPT)
+    return RecordedSteps(items=steps[start : start + limit], next_cursor=following, missing="" if steps else NONE_KEPT)
 
 
 @router.get("/{step}", summary="Recorded responses of a step")

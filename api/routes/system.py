@@ -11,41 +11,13 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import Moment, RunUid
 from rhyme_openrlhf.api.http.problems import documented
-from rhyme_openrlhf.api.read.system import SystemName, system_curves
+from rhyme_openrlhf.api.read.system import NodeView, SystemCurveView, SystemName, system_curves
 from rhyme_openrlhf.api.store.bounds import LAST_TIME, View
 from rhyme_openrlhf.api.store.lookup import find_run
 
 router = APIRouter(prefix="/runs/{uid}/system", tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
 
 NONE_RECORDED = "the run recorded nothing about its machines: --telemetry.system_s above 0 records them"
-
-
-class SystemCurveView(View):
-    """A curve of one machine, down-sampled with its extremes."""
-
-    of: str = Field(description="The machine; for `kv_cache` the engine's number.")
-    name: str
-    x: list[float] = Field(description="Unix seconds.")
-    values: list[float | None]
-    count: int = Field(description="Points before down-sampling.")
-
-
-class ProcessView(View):
-    """A process of the run, including its child processes."""
-
-    name: str = Field(examples=["engine 0"])
-    cores: float | None
-    memory: int = Field(description="Resident bytes.")
-
-
-class NodeView(View):
-    """A machine at its last sample."""
-
-    node: str
-    time: float
-    memory_total: int
-    gpus: int
-    processes: list[ProcessView]
 
 
 class SystemView(View):
@@ -100,4 +72,4 @@ def get_system(
         curves, nodes = system_curves(
             session, run, names, from_time or 0.0, LAST_TIME if to_time is None else to_time, points
         )
-    return SystemView.model_validate({"curves": curves, "nodes": nodes, "missing": "" if nodes else NONE_RECORDED})
+    return SystemView(curves=curves, nodes=nodes, missing="" if nodes else NONE_RECORDED)

@@ -1,7 +1,7 @@
 """The counters of an engine, and the figures that are made of them.
 
 Every figure that this project prints, stores or plots is computed here, with the definitions of docs/architecture.md
-("Words"). So the command line, the API and the documentation cannot disagree. `describe()` gives the wording.
+("Words"). So the command line, the API and the documentation cannot disagree.
 
 Invariants: counters are plain sums, so those of engines and of steps add up, and the difference of two snapshots is
 what happened in between. A figure is None when its denominator is 0: nothing happened, which is not the same as 0.
@@ -253,33 +253,6 @@ def engines_gain(found: Collection[_Gain]) -> EnginesGain | None:
     # Older records do not have `within`, which is then the ratio.
     without = [(1.0 if one.drafting else one.within or one.ratio) / one.ratio for one in found]
     return EnginesGain(ratio, low, high, sum(without) / len(found))
-
-
-def describe() -> dict[str, str]:
-    """Name of each figure -> its definition in one sentence."""
-    return dict(_DEFINITIONS)
-
-
-_DEFINITIONS = {
-    "speculation_rate": "Response tokens that came from accepted drafts / all response tokens.",
-    "history_share": "Response tokens accepted from drafts out of earlier responses / all response tokens.",
-    "siblings_share": (
-        "Response tokens accepted from drafts out of the prompt's other samples of the rollout / all response tokens."
-    ),
-    "own_share": "Response tokens accepted from drafts out of the sample's own text / all response tokens.",
-    "shared_share": (
-        "Response tokens accepted from drafts out of what the responses of all prompts share / all response tokens."
-    ),
-    "acceptance_rate": "Accepted draft tokens / proposed draft tokens.",
-    "tokens_per_step": (
-        "Tokens emitted by decode steps / (decode steps x samples running in each): 1.0 without speculation."
-    ),
-    "decode_step_ms": "Milliseconds in which an engine is busy / decode steps.",
-    "tokens_per_second": "Response tokens of all engines / seconds of the rollout stage.",
-    "bubble_fraction": (
-        "Engine time in the rollout stage with nothing to run / (engines x length of the rollout stage)."
-    ),
-}
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

@@ -52,7 +52,7 @@ class EpochSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run's figures, as `metrics.describe()` defines them.
+    """A run's figures, as `metrics.py` defines them.
 
     `status` is a RunStatus or UNFINISHED; `seconds` is the run's length (so far); `rollout_seconds` the sum over its
     rollout stages; `bubble_seconds` engine seconds by cause; `weight_versions` how many were published;

@@ -119,25 +119,6 @@ def test_engines_that_always_generate_have_no_bubbles() -> None:
     assert metrics.bubble_fraction(intervals, engines=1, rollout_seconds=3.0) == 0.0
 
 
-def test_every_figure_is_described_in_one_sentence() -> None:
-    described = metrics.describe()
-    assert set(described) == {
-        "speculation_rate",
-        "history_share",
-        "siblings_share",
-        "own_share",
-        "shared_share",
-        "acceptance_rate",
-        "tokens_per_step",
-        "decode_step_ms",
-        "tokens_per_second",
-        "bubble_fraction",
-    }
-    for name, sentence in described.items():
-        assert callable(getattr(metrics, name))
-        assert sentence.endswith(".") and sentence.count(". ") == 0
-
-
 def test_the_sources_shares_add_up_to_the_speculation_rate() -> None:
     counters = EngineCounters(
         response_tokens=100, accepted=60, accepted_siblings=10, accepted_own=20, accepted_shared=5

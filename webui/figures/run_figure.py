@@ -1,4 +1,4 @@
-"""A figure of a run: its query, its pure drawing function, and its options."""
+"""A figure of a run: its query, its pure drawing function, its options, and the steps that it shows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from plotly.graph_objects import Figure
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curves
 from rhyme_openrlhf.api.read.smoothing import MOST_WEIGHT
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import Interval, Step
 
 # Default and largest number of steps whose single intervals and samples a figure shows.
 STEPS_SHOWN = 3
@@ -67,3 +69,17 @@ def curves_of(*names: str) -> Callable[[Session, Run, Window], dict[str, Curve]]
         return {curve.name: curve for curve in found}
 
     return ask
+
+
+def newest_step(session: Session, run: Run) -> int:
+    """Return the newest step with reports of engines, else the newest step, else 0."""
+    reported = session.scalar(select(func.max(Interval.step)).where(Interval.run_id == run.id))
+    if reported is not None:
+        return reported
+    return session.scalar(select(func.max(Step.step)).where(Step.run_id == run.id)) or 0
+
+
+def shown_steps(session: Session, run: Run, options: StepsShown) -> tuple[int, int]:
+    """Return the first and the last step of the window."""
+    last = options.step if options.step is not None else newest_step(session, run)
+    return max(1, last - options.steps + 1), last

@@ -5,36 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from plotly.graph_objects import Figure
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.comparison import MAX_COMPARED
-from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, curves
-from rhyme_openrlhf.api.read.smoothing import MOST_WEIGHT
-from rhyme_openrlhf.api.store.bounds import INT32, UidText
+from rhyme_openrlhf.api.read.curves import curves
+from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH
 from rhyme_openrlhf.webui.figures.drawing.base import has_values
 from rhyme_openrlhf.webui.figures.drawing.comparison import of_runs
+from rhyme_openrlhf.webui.figures.run_figure import Window
 from rhyme_openrlhf.webui.site import text
 
 
-class RunsWindow(BaseModel):
+class RunsWindow(Window):
     """The query parameters of a figure of several runs. `metric`: the curve that the figure "metric" draws."""
 
-    model_config = ConfigDict(extra="forbid")
-
     run: Annotated[list[UidText], Field(min_length=1, max_length=MAX_COMPARED)]
-    from_step: int = Field(default=0, ge=0, le=INT32)
-    to_step: int = Field(default=INT32, ge=0, le=INT32)
-    axis: Axis = "step"
-    scale: Literal["linear", "log"] = "linear"
-    smooth: float = Field(default=0.0, ge=0, le=MOST_WEIGHT)
-    points: int = Field(default=POINTS, ge=4, le=MOST_POINTS)
     metric: str = Field(default="", max_length=METRIC_LENGTH, pattern=r"^[^\x00]*$")
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.launch import gain_estimate
-from rhyme_openrlhf.api.launch.gain_estimate import Estimate, Lengths, Rollout
-from rhyme_openrlhf.api.launch.known_profiles import known_profile
+from rhyme_openrlhf.api.launch.gain_estimate import Estimate, Lengths, Rollout, known_profile
 from rhyme_openrlhf.api.launch.spec import Arguments, upstream_arguments, value_of
 from rhyme_openrlhf.api.launch.spec_paths import PathRefused
 from rhyme_openrlhf.api.read.curves import curves

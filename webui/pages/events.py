@@ -18,8 +18,7 @@ from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, toggled, url_with, whole_number
-from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.run.attempts import attempts_of
+from rhyme_openrlhf.webui.pages.run import attempts_of, run_context
 from rhyme_openrlhf.webui.run.event_words import level_of, sentence
 
 router = APIRouter(include_in_schema=False)

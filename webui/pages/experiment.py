@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.http.fields import ExperimentId
 from rhyme_openrlhf.api.read.comparison import MAX_COMPARED
-from rhyme_openrlhf.api.read.groups import MOST_RUNS, Group, GroupFigure, Spread, figures_of, groups_of
+from rhyme_openrlhf.api.read.groups import MOST_RUNS, Group, GroupFigureView, SpreadView, figures_of, groups_of
 from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.status import ACTIVE, PERHAPS_ACTIVE
@@ -84,19 +84,19 @@ def _context(page: Page, experiment_id: int, drawn: Sequence[str]) -> dict[str, 
     }
 
 
-def _measured(found: Sequence[GroupFigure]) -> dict[str, GroupFigure]:
+def _measured(found: Sequence[GroupFigureView]) -> dict[str, GroupFigureView]:
     """Return the curve of each measured figure: its first candidate with values."""
     by_name = {one.name: one for one in found}
     candidates = {name: [by_name[curve] for curve in EXPERIMENT_FIGURES[name].curves] for name in MEASURED}
     return {name: next((one for one in of if one.final.runs), of[0]) for name, of in candidates.items()}
 
 
-def _first(figures: Mapping[str, GroupFigure]) -> float:
+def _first(figures: Mapping[str, GroupFigureView]) -> float:
     mean = figures[MEASURED[0]].final.mean
     return float("-inf") if mean is None else mean
 
 
-def _row(group: Group, figures: Mapping[str, GroupFigure], names: Sequence[str], drawn: Sequence[str]) -> Row:
+def _row(group: Group, figures: Mapping[str, GroupFigureView], names: Sequence[str], drawn: Sequence[str]) -> Row:
     counts = Counter(run.status for run in group.runs)
     uids = [run.uid for run in group.runs]
     compared = f"/compare?{urlencode([('run', uid) for uid in uids[:MAX_COMPARED]])}"
@@ -116,7 +116,7 @@ def _row(group: Group, figures: Mapping[str, GroupFigure], names: Sequence[str],
     )
 
 
-def _written(of: Spread, share: bool) -> str:
+def _written(of: SpreadView, share: bool) -> str:
     """Return mean and standard deviation with the same digits, "0.612 ± 0.021", or "" without values."""
     if of.mean is None:
         return ""

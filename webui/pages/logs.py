@@ -14,13 +14,12 @@ from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.http.fields import RunUid
-from rhyme_openrlhf.api.read.log_files import LogError, LogFile, list_processes, logs_of_attempt
+from rhyme_openrlhf.api.read.log_files import LogError, LogFileView, list_logs, logs_of_attempt
 from rhyme_openrlhf.api.read.log_search import SEARCH_LENGTH
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
 from rhyme_openrlhf.webui.pages.rendering import PageDep, whole_number
-from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.run.attempts import attempts_of
+from rhyme_openrlhf.webui.pages.run import attempts_of, run_context
 
 router = APIRouter(include_in_schema=False)
 DRIVER = "driver.log"
@@ -34,7 +33,7 @@ Text = Annotated[str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL)]
 class LogLine:
     """A file in the list. `title`: the process; `stream`: output or errors; `href`: the address that opens it."""
 
-    file: LogFile
+    file: LogFileView
     title: str
     stream: str
     href: str
@@ -59,12 +58,12 @@ def logs_page(
     asked = whole_number(attempt)
     number = asked if asked is not None and asked in numbers else max(numbers, default=0)
     problem = ""
-    files: list[LogFile] = []
+    files: list[LogFileView] = []
     try:
         if number:
             with page.service.database.reading() as session:
                 logs = logs_of_attempt(session, uid, number, readable_roots(launching))
-            files = list_processes(logs)
+            files = list_logs(logs)
     except (LogError, NotFoundError) as error:
         problem = str(error)
     files.sort(key=lambda one: (one.name != DRIVER, one.process or "~", one.name))
@@ -86,7 +85,7 @@ def logs_page(
     )
 
 
-def _line(page: PageDep, file: LogFile, attempt: int | None) -> LogLine:
+def _line(page: PageDep, file: LogFileView, attempt: int | None) -> LogLine:
     path, _, suffix = file.name.rpartition(".")
     stream = {"out": "output", "err": "errors"}.get(suffix, "")
     title = "driver" if file.name == DRIVER else file.process or (path if stream else file.name)

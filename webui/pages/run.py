@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.http.fields import RunUid
@@ -18,7 +19,7 @@ from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.runs import summary_of
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.lookup import find_run
-from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RESUMABLE
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
@@ -132,3 +133,20 @@ def _tile(form: TileForm, value: float | None, change: Change | None) -> Tile:
     return Tile(
         form.title, form.hint, written, moved, f"vs. {text.counted(change.steps, 'step')} before", trend, form.unit
     )
+
+
+@dataclass(frozen=True)
+class AttemptChoice:
+    """An attempt with a `title` made of its number, whether it resumes another attempt, and its status."""
+
+    number: int
+    title: str
+
+
+def attempts_of(session: Session, run: Run) -> list[AttemptChoice]:
+    """Return the run's attempts, the newest first."""
+    query = select(Attempt).where(Attempt.run_id == run.id).order_by(Attempt.number.desc())
+    return [
+        AttemptChoice(one.number, f"Attempt {one.number}{' (resumed)' if one.resumes else ''}: {one.status}")
+        for one in session.scalars(query)
+    ]

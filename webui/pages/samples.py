@@ -19,7 +19,7 @@ from rhyme_openrlhf.api.read.log_files import LogError
 from rhyme_openrlhf.api.read.sample_files import (
     NONE_KEPT,
     SEARCH_LENGTH,
-    KeptStep,
+    RecordedStep,
     SampleRecord,
     Sort,
     Wanted,
@@ -144,7 +144,7 @@ def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str
     }
 
 
-def chosen_step(recorded: list[KeptStep], asked: str) -> KeptStep | None:
+def chosen_step(recorded: list[RecordedStep], asked: str) -> RecordedStep | None:
     """Return the requested step, else the recorded one before it, else the oldest; without `asked` the newest.
 
     `recorded`: the newest first.

@@ -19,7 +19,6 @@ from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES
 from rhyme_openrlhf.webui.figures.drawing.engine_waits import answer, waits
 from rhyme_openrlhf.webui.figures.drawing.occupancy import LEVELS
-from rhyme_openrlhf.webui.figures.queries.steps_shown import newest_step
 from rhyme_openrlhf.webui.figures.queries.timeline import (
     GRID_INTERVALS,
     LANE_INTERVALS,
@@ -27,6 +26,7 @@ from rhyme_openrlhf.webui.figures.queries.timeline import (
     TimelineOptions,
     timeline_rows,
 )
+from rhyme_openrlhf.webui.figures.run_figure import newest_step
 from rhyme_openrlhf.webui.pages.rendering import PageDep, url_with
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.pages.tabs import CurveView

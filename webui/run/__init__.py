@@ -1,4 +1,4 @@
 """Facts about one run that several of its pages show, as words and small numbers.
 
-Modules: `recorded_settings.py`, `attempts.py`, `recent.py`, `event_words.py`, `sparkline.py`.
+Modules: `recorded_settings.py`, `recent.py`, `event_words.py`, `sparkline.py`.
 """

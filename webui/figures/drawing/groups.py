@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from rhyme_openrlhf.api.read.groups import MeanCurve
+from rhyme_openrlhf.api.read.groups import MeanCurveView
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import blank, plain, x_axis, y_axis
 from rhyme_openrlhf.webui.site import text
 
 
-def of_groups(groups: Sequence[tuple[str, MeanCurve]], y_title: str, share: bool = False) -> go.Figure:
+def of_groups(groups: Sequence[tuple[str, MeanCurveView]], y_title: str, share: bool = False) -> go.Figure:
     """Draw a line and a band per group from (name, curve) pairs in the order of the page.
 
     `share`: the values are shares from 0 to 1, written as percentages.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-import msgspec
 import plotly.graph_objects as go
 
+from rhyme_openrlhf.telemetry.events import HistoryState
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import MARKED_POINTS, blank, pattern
 from rhyme_openrlhf.webui.site import text
@@ -28,26 +28,6 @@ ANSWERS: tuple[tuple[str, str, str], ...] = (
     ("Had to be read or built", "late", palette.ORANGE),
     ("No history yet", "misses", palette.GREY),
 )
-
-
-class HistoryState(msgspec.Struct):
-    """The event `history_state`; sizes are in bytes.
-
-    `hits`, `late` and `misses` count lookups since the worker's last event.
-    """
-
-    step: int
-    worker: int
-    prompts: int
-    resident: int
-    spilled: int
-    memory_bytes: int
-    disk_bytes: int
-    hits: int
-    late: int
-    misses: int
-
-
 Parts = Sequence[tuple[str, Callable[[HistoryState], int]]]
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import msgspec
 import plotly.graph_objects as go
 
 from rhyme_openrlhf.api.store.record import Switch
+from rhyme_openrlhf.telemetry.events import RankGroups
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import MARKED_POINTS, blank, pattern, plain
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
@@ -26,16 +26,6 @@ NO_REALLOCATION = (
     "Not recorded by this run: no samples were reallocated between engines (--reallocation.enable) in a step whose "
     "engines reported what they ran (once a second)."
 )
-
-
-class RankGroups(msgspec.Struct):
-    """The event `rank_groups`: one entry per group of prompts with similar lengths, the shortest group first."""
-
-    step: int
-    prompts: list[int]
-    engines: list[int]
-    predicted: list[float]
-    real: list[float]
 
 
 @dataclass(frozen=True)

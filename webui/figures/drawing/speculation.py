@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import plotly.graph_objects as go
 
 from rhyme_openrlhf.api.read.curves import Curve
+from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain
 from rhyme_openrlhf.telemetry.metrics import engines_gain
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import OnAxis, blank, grows, lines, summary, x_axis
@@ -31,34 +31,6 @@ NO_GAIN = (
 
 # Sources in stacking order; together they are the speculation rate.
 SOURCES = ("history_share", "siblings_share", "own_share", "shared_share")
-
-
-class DraftBudget(msgspec.Struct):
-    """The event `draft_budget`: an engine's chosen draft lengths and decode step times, by number of running
-    samples.
-    """
-
-    step: int
-    engine: int
-    running: list[int]
-    decode_steps: list[int]
-    draft_length: list[float]
-    predicted_ms: list[float]
-    real_ms: list[float]
-    expected_accepted: list[float] = []
-    accepted: list[float] = []
-
-
-class DraftGain(msgspec.Struct):
-    """The event `draft_gain`: tokens per second of one engine with drafts / without, and its 95 % interval."""
-
-    step: int
-    engine: int
-    ratio: float
-    low: float
-    high: float
-    drafting: bool = True
-    within: float = 0.0
 
 
 def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
-import msgspec
 from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -16,6 +15,7 @@ from rhyme_openrlhf.api.read.step_buckets import bucket_width
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH, EngineStepRow
+from rhyme_openrlhf.telemetry.events import OffPolicyness
 from rhyme_openrlhf.webui.figures.drawing import learning as drawing
 from rhyme_openrlhf.webui.figures.drawing.learning import GROUPS, AgeBucket, Ages, MetricGroup
 from rhyme_openrlhf.webui.figures.queries.raw import latest
@@ -43,15 +43,6 @@ class Panel(Window):
     """The options of the figure "panel". `curve`: names of curves."""
 
     curve: Annotated[list[CurveName], Field(min_length=1, max_length=drawing.MOST_CURVES)]
-
-
-class OffPolicyness(msgspec.Struct):
-    """The event `off_policyness`: `samples[i]` samples, with `tokens[i]` response tokens, have age `values[i]`."""
-
-    step: int
-    values: list[int]
-    samples: list[int]
-    tokens: list[int] | None = None
 
 
 def metric_names(session: Session, run: Run) -> list[str]:

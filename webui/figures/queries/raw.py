@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import RawEvent, of_kinds
 
-Body = TypeVar("Body", bound=msgspec.Struct)
+Body = TypeVar("Body")
 
 
 @dataclass(frozen=True)

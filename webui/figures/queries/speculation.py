@@ -8,15 +8,13 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import EngineSampleRow
+from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain, HistoryState
 from rhyme_openrlhf.webui.figures.drawing import engines, history
 from rhyme_openrlhf.webui.figures.drawing import speculation as drawing
 from rhyme_openrlhf.webui.figures.drawing.engines import Look, Looks
-from rhyme_openrlhf.webui.figures.drawing.history import HistoryState
-from rhyme_openrlhf.webui.figures.drawing.speculation import DraftBudget, DraftGain
 from rhyme_openrlhf.webui.figures.queries.raw import latest
-from rhyme_openrlhf.webui.figures.queries.steps_shown import shown_steps
 from rhyme_openrlhf.webui.figures.queries.timeline import RANGES, RANGES_LENGTH, checked_ranges, engine_numbers
-from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window, curves_of
+from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window, curves_of, shown_steps
 
 # Five minutes of 64 engines that report once a second.
 MOST_LOOKS = 20_000

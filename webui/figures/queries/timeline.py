@@ -18,8 +18,7 @@ from rhyme_openrlhf.webui.figures.drawing import bubbles, occupancy
 from rhyme_openrlhf.webui.figures.drawing import timeline as drawing
 from rhyme_openrlhf.webui.figures.drawing.bubbles import StepBucket
 from rhyme_openrlhf.webui.figures.drawing.timeline import StageSpan, StepMark, TimelineRows
-from rhyme_openrlhf.webui.figures.queries.steps_shown import shown_steps
-from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window
+from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window, shown_steps
 
 # Rectangles that a browser draws without a noticeable delay; overviews of many engines combine more of them.
 LANE_INTERVALS = 5000

@@ -2,9 +2,9 @@
 
 import pytest
 
+from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain
 from rhyme_openrlhf.webui.figures.drawing import base, learning, palette, speculation
 from rhyme_openrlhf.webui.figures.drawing.learning import AgeBucket, Ages
-from rhyme_openrlhf.webui.figures.drawing.speculation import DraftBudget, DraftGain
 from tests.webui.figure_rows import Options, curve, traces
 
 
@@ -95,23 +95,26 @@ def test_expected_and_accepted_tokens_are_compared() -> None:
 
 
 def test_the_gain_is_the_mean_of_the_engines_with_its_spread() -> None:
-    figure = speculation.gain([DraftGain(1, 0, 1.5, 1.4, 1.6), DraftGain(1, 1, 2.5, 2.0, 3.0)], None)
+    figure = speculation.gain([DraftGain(1, 0, 1.5, 1.4, 1.6, 9, True), DraftGain(1, 1, 2.5, 2.0, 3.0, 9, True)], None)
     assert list(traces(figure)["Gain"].y) == [2.0]
     assert "Now 2.00 (95 %: 1.70 to 2.30)" in figure.layout.meta["description"]
     assert "--drafting.probe_share" in speculation.gain([], None).layout.meta["empty"]
 
 
 def test_engines_that_drafts_make_slower_name_the_flag_of_the_next_run() -> None:
-    slower = speculation.gain([DraftGain(1, 0, 0.7, 0.6, 0.8), DraftGain(1, 1, 0.9, 0.8, 1.0)], None)
+    slower = speculation.gain([DraftGain(1, 0, 0.7, 0.6, 0.8, 9, True), DraftGain(1, 1, 0.9, 0.8, 1.0, 9, True)], None)
     (sentence,) = (annotation.text for annotation in slower.layout.annotations if annotation.text)
     assert sentence.startswith("Engines without speculation would have 1.27 times the tokens per second:")
     assert "--no-histospec.enable" in sentence and "--no-histospec.enable" in slower.layout.meta["description"]
     # An interval that has "no gain" in it says nothing, nor engines that have switched drafts off and lose no more.
-    for found in (DraftGain(1, 0, 0.9, 0.8, 1.0), DraftGain(1, 0, 0.8, 0.7, 0.9, drafting=False, within=0.8)):
+    for found in (
+        DraftGain(1, 0, 0.9, 0.8, 1.0, 9, True),
+        DraftGain(1, 0, 0.8, 0.7, 0.9, 9, drafting=False, within=0.8),
+    ):
         unsure = speculation.gain([found], None)
         assert not unsure.layout.annotations and "--no-histospec" not in unsure.layout.meta["description"]
     # Where such engines are slower for what they could do, that is what the next run gains.
-    off = speculation.gain([DraftGain(1, 0, 0.6, 0.5, 0.7, drafting=False, within=0.9)], None)
+    off = speculation.gain([DraftGain(1, 0, 0.6, 0.5, 0.7, 9, drafting=False, within=0.9)], None)
     assert "would have 1.50 times" in off.layout.meta["description"]
 
 

@@ -1,7 +1,7 @@
 """The draft history: what engines found, where indexes are, what they take."""
 
+from rhyme_openrlhf.telemetry.events import HistoryState
 from rhyme_openrlhf.webui.figures.drawing import history
-from rhyme_openrlhf.webui.figures.drawing.history import HistoryState
 from tests.webui.figure_rows import traces
 
 MIB = 1024**2

@@ -2,8 +2,9 @@
 
 import pytest
 
+from rhyme_openrlhf.telemetry.events import RankGroups
 from rhyme_openrlhf.webui.figures.drawing import scheduling
-from rhyme_openrlhf.webui.figures.drawing.scheduling import MoveBucket, RankGroups, Reallocation
+from rhyme_openrlhf.webui.figures.drawing.scheduling import MoveBucket, Reallocation
 from tests.webui.figure_rows import switch, traces
 
 GROUPS = [
