@@ -2,6 +2,7 @@
 
     pip install --no-deps --target FOLDER triton
     python benchmarks/second_runner_on_cpu.py --triton FOLDER
+    python benchmarks/second_runner_on_cpu.py --triton FOLDER --ranks 2 --runners v2-async
 
 vLLM's CPU build has the second runner and no Triton for it. Triton's interpreter runs its kernels on tensors of the
 host, some hundred times as slow: no time says anything here. The embedded model answers greedily in float32, by each
@@ -55,7 +56,7 @@ def pretend() -> None:
     CpuPlatform.check_and_update_config = classmethod(check)
 
 
-def answers(runner: str, history: str, blocks: int, samples: int, known: list[list[int]]) -> dict[str, Any]:
+def answers(runner: str, history: str, blocks: int, samples: int, known: list[list[int]], ranks: int) -> dict[str, Any]:
     """Return what an engine in this process answers; `known`: the answers without drafts."""
     from rhyme_openrlhf.platform import shims
 
@@ -75,12 +76,16 @@ def answers(runner: str, history: str, blocks: int, samples: int, known: list[li
         histospec=HistoSpecSettings(enable=history != "none", siblings=False, shared_tokens=0),
         drafting=DraftingSettings(runner=runner, probe_share=0),
     )
+    parallel: dict[str, Any] = {}
+    if ranks > 1:
+        parallel = {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(ranks))
     few: dict[str, Any] = {"num_gpu_blocks_override": blocks, "block_size": BLOCK} if blocks else {}
     llm = vllm.LLM(
         str(embedded.MODEL), dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=8,
         max_num_batched_tokens=512, kv_cache_memory_bytes=64 << 20, enable_prefix_caching=False,
         logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION,
-        **({"async_scheduling": runner == V2_ASYNC} | few | speculation_arguments(settings)),
+        **({"async_scheduling": runner == V2_ASYNC} | few | parallel | speculation_arguments(settings)),
     )  # fmt: skip
     engine: Any = llm.llm_engine
     core = engine.engine_core.engine_core
@@ -136,6 +141,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triton", default="", help="a folder with Triton's package")
     parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--runners", nargs="+", choices=(V1, V2, V2_ASYNC), default=(V1, V2, V2_ASYNC))
+    parser.add_argument("--ranks", type=int, default=1, help="processes of a tensor-parallel engine")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
@@ -143,15 +150,15 @@ def main() -> int:
         return 0
     if not (Path(chosen.triton) / "triton").is_dir():
         parser.error(f"--triton {chosen.triton}: there is no Triton; pip install --no-deps --target FOLDER triton")
-    plain = in_a_process(chosen.triton, V1, "none", 0, chosen.samples, [])
+    plain = in_a_process(chosen.triton, V1, "none", 0, chosen.samples, [], chosen.ranks)
     print("| runner | history | KV blocks | drafted | accepted | decode steps | equal | log-probabilities differ by |")
     print("|---|---|---|---|---|---|---|---|")
     failed = 0
-    for runner in (V1, V2, V2_ASYNC):
+    for runner in chosen.runners:
         for history in HISTORIES:
             for blocks in (0, FEW_BLOCKS):
                 known = plain["tokens"] if history != "none" else []
-                found = in_a_process(chosen.triton, runner, history, blocks, chosen.samples, known)
+                found = in_a_process(chosen.triton, runner, history, blocks, chosen.samples, known, chosen.ranks)
                 pairs = list(zip(found["tokens"], plain["tokens"], strict=True))
                 equal = sum(one == other for one, other in pairs)
                 failed += equal < len(pairs) or found["second"] != (runner != V1)
@@ -165,6 +172,10 @@ def main() -> int:
                 )
     return 1 if failed else 0
 
+
+if __name__ == "__mp_main__" and "TRITON_INTERPRET" in os.environ:
+    # A rank of a tensor-parallel engine, which vLLM starts as a new Python.
+    pretend()
 
 if __name__ == "__main__":
     sys.exit(main())

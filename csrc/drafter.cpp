@@ -289,7 +289,10 @@ void Drafter::draft_shared(std::span<const BatchItem> group, std::span<OneDraft>
         const auto text = sample.known();
         one.known = std::min<std::size_t>(text.size(), Shared::LONGEST);
         std::copy_n(text.end() - static_cast<std::ptrdiff_t>(one.known), one.known, one.tokens.begin());
-        one.ends = shared_.hash(one.tokens.first(one.known));
+        // What followed a context was entered with that context and one token more. So a sample that goes on as it was
+        // guessed has a context of as many tokens, or more.
+        one.fewest = sample.source == Source::SHARED ? Place{sample.matched} : 0;
+        one.ends = shared_.hash(one.text(), one.fewest);
         ++active;
     }
     const auto keep = [&](auto goes_on) {
@@ -297,8 +300,17 @@ void Drafter::draft_shared(std::span<const BatchItem> group, std::span<OneDraft>
             std::partition(guessing.begin(), guessing.begin() + static_cast<std::ptrdiff_t>(active), goes_on) -
             guessing.begin());
     };
+    const auto guess_all = [&] {
+        for (Guessing& one : std::span(guessing).first(active)) {
+            one.guess = shared_.guess(one.ends);
+            if (one.guess.token < 0 && one.fewest) one.ends = shared_.hash(one.text());
+        }
+        for (Guessing& one : std::span(guessing).first(active))
+            if (one.guess.token < 0 && std::exchange(one.fewest, 0)) one.guess = shared_.guess(one.ends);
+    };
+    guess_all();
     keep([&](Guessing& one) {
-        one.guess = one.first = shared_.guess(one.ends);
+        one.first = one.guess;
         return one.guess.token >= 0 && double{one.guess.probability} > std::max(one.least, SHARED_FIRST);
     });
     while (active) {
@@ -314,13 +326,12 @@ void Drafter::draft_shared(std::span<const BatchItem> group, std::span<OneDraft>
             one.expected += one.path;
             one.likely[one.size] = one.guess.probability;
             one.tokens[one.known + static_cast<std::size_t>(one.size++)] = one.guess.token;
-            one.ends = shared_.hash(one.tokens.first(one.known + static_cast<std::size_t>(one.size)));
+            one.fewest = one.guess.matched;
+            one.ends = shared_.hash(one.text(), one.fewest);
             return true;
         });
-        for (Guessing& one : std::span(guessing).first(active)) {
-            one.guess = shared_.guess(one.ends);
-            one.guess.probability *= SHARED_FAITH;
-        }
+        guess_all();
+        for (Guessing& one : std::span(guessing).first(active)) one.guess.probability *= SHARED_FAITH;
     }
 }
 

@@ -123,9 +123,13 @@ private:
         std::size_t known = 0;
         Place size = 0;
         double path = 1.0, expected = 0.0;
-        // The ends of all these tokens, what follows them, and what followed the sample's own.
+        // The ends of all these tokens that have at least `fewest`, what follows them, and what followed the sample's
+        // own.
+        Place fewest = 0;
         Shared::Hashes ends;
         Shared::Guess guess, first;
+
+        std::span<const Token> text() const { return tokens.first(known + static_cast<std::size_t>(size)); }
     };
 
     void order(std::span<const std::int64_t> samples);

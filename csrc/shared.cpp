@@ -32,7 +32,7 @@ bool Shared::knows(const Slot& slot, std::uint64_t hash) const {
            static_cast<std::uint8_t>(tick_ - slot.tick) <= TICKS;
 }
 
-Shared::Hashes Shared::hash(std::span<const Token> text) const {
+Shared::Hashes Shared::hash(std::span<const Token> text, Place fewest) const {
     Hashes hashes{};
     if (empty()) return hashes;
     // FNV-1a from the last token back, with the final mix of MurmurHash3.
@@ -41,8 +41,9 @@ Shared::Hashes Shared::hash(std::span<const Token> text) const {
     for (std::size_t order = 0; order < ORDERS.size() && ORDERS[order] <= static_cast<Place>(text.size()); ++order) {
         for (; back < ORDERS[order]; ++back)
             value = (value ^ static_cast<std::uint32_t>(text[text.size() - 1 - back])) * 1099511628211u;
+        if (ORDERS[order] < fewest) continue;
         const std::uint64_t mixed = (value ^ value >> 33) * 0xFF51AFD7ED558CCDu;
-        // 0 stands for a context that is longer than the text.
+        // 0 stands for a context that is left out.
         hashes[order] = std::max<std::uint64_t>(mixed ^ mixed >> 33, 1);
         prefetch(slots_, static_cast<Place>(place_of(hashes[order])));
     }

@@ -39,8 +39,9 @@ public:
         float probability = 0.0f;
     };
 
-    // Hash the ends of a text, and prefetch their slots. Contexts that are longer than the text are left out.
-    Hashes hash(std::span<const Token> text) const;
+    // Hash the ends of a text, and prefetch their slots. Contexts that are longer than the text or shorter than
+    // `fewest` are left out.
+    Hashes hash(std::span<const Token> text, Place fewest = 0) const;
     // Guess what follows a text with these hashes.
     Guess guess(const Hashes& hashes) const;
     // The probability that the likeliest guess of any kind is right.

@@ -11,7 +11,6 @@ measured two runners or more, the fastest of them is taken. Otherwise V2 goes be
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
@@ -38,7 +37,7 @@ def choose_runner(args: SimpleNamespace, architecture: str, settings: RhymeSetti
         runner, why = _decided(args, architecture, settings)
         return runner, f"--drafting.runner auto is {runner}, because {why}"
     if asked != V1:
-        _check(args, settings)
+        _check(settings)
     return asked, ""
 
 
@@ -58,10 +57,9 @@ def _decided(args: SimpleNamespace, architecture: str, settings: RhymeSettings) 
     return choose(entry, architecture, args.vllm.tensor_parallel_size, settings.weight_transport)
 
 
-def _check(args: SimpleNamespace, settings: RhymeSettings) -> None:
+def _check(settings: RhymeSettings) -> None:
     """Check that the run can have vLLM's second model runner."""
-    asked, ranks = settings.drafting.runner, args.vllm.tensor_parallel_size
-    runner = f"--drafting.runner {asked}"
+    runner = f"--drafting.runner {settings.drafting.runner}"
     if not settings.histospec.enable:
         raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
     if settings.samples_move:
@@ -69,25 +67,15 @@ def _check(args: SimpleNamespace, settings: RhymeSettings) -> None:
             f"{runner} goes with no moves, which read the state of samples in v1: leave --move.enable, "
             "--reallocation.enable and --tp_switch.enable out, or the runner"
         )
-    if asked not in runners(ranks):
-        raise PreflightError(
-            f"{runner} is for engines of one GPU, where drafting and model share a process: take "
-            "--vllm.tensor_parallel_size 1, or --drafting.runner v2"
-        )
     if not gpu_present():
         raise PreflightError(f"{runner} needs a GPU: vLLM's second model runner computes with Triton kernels")
-
-
-def runners(ranks: int) -> Sequence[str]:
-    """Return the second runner's variants that engines of `ranks` GPUs can have."""
-    return (V2, V2_ASYNC) if ranks == 1 else (V2,)
 
 
 def choose(entry: Entry, architecture: str, ranks: int, transport: str) -> tuple[str, str]:
     """Return the runner, and the reason as a clause."""
     needed = (*LOSSLESS, f"weights-{transport}")
     proved: dict[str, str] = {}
-    for runner in runners(ranks):
+    for runner in (V2, V2_ASYNC):
         names = [Engines(runner, architecture, ranks).proof(name) for name in needed]
         if all(name in entry.proofs for name in names):
             proved[runner] = max(entry.proofs[name] for name in names)

@@ -25,6 +25,7 @@ from rhyme_openrlhf.engine.calls import names
 from rhyme_openrlhf.engine.patches import late_drafts
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess  # adds the channel to this process's EngineCore
 from rhyme_openrlhf.engine.patches.late_drafts import Sampled
+from rhyme_openrlhf.engine.patches.second_runner import drafts_of
 from rhyme_openrlhf.engine.scheduler_parts import Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import Pacing, StepClock, Timing, content_of
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
@@ -145,9 +146,14 @@ class EngineScheduler(Scheduler):
         if drafts := scheduler_output.scheduled_spec_decode_tokens:
             self.tell_outcomes(drafts, sampling, np.fromiter(map(len, tokens), np.int64, len(tokens)))
 
-    def tell_outcomes(self, drafts: dict[str, list[int]], sampling: list[str], counts: Int64s) -> None:
-        """Tell the parts what became of drafts; `counts`: tokens that their step sampled for each request."""
-        verified = self.meter.verified_drafts(drafts, sampling, counts, self.requests)
+    def tell_outcomes(
+        self, drafts: dict[str, list[int]], sampling: list[str], counts: Int64s, lengths: Int64s | None = None
+    ) -> None:
+        """Tell the parts what became of drafts; `counts`: tokens that their step sampled for each request.
+
+        `lengths`: of the drafts, if none of them is padded.
+        """
+        verified = self.meter.verified_drafts(drafts, sampling, counts, self.requests, lengths)
         if verified.requests:
             for part in self.parts:
                 part.verified(verified)
@@ -184,16 +190,23 @@ class LateEngineScheduler(AsyncEngineScheduler):
     which a GPU waits: what the step before verified and sampled, and the drafts. When the forward pass has begun: the
     step with its drafts.
 
-    Raises ValueError where vLLM has the model in another process.
+    Raises ValueError for vLLM's executors that cannot fill a step, and for pipelines.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         assert self.drafting is not None
         self._drafting = self.drafting
-        if (backend := self.parallel_config.distributed_executor_backend) != "uni":
+        parallel = self.parallel_config
+        if (backend := parallel.distributed_executor_backend) not in late_drafts.EXECUTORS:
             raise ValueError(
-                f"--drafting.runner v2-async needs scheduler and model in one process; vLLM has executor '{backend}'"
+                f"--drafting.runner v2-async goes with vLLM's executors {', '.join(late_drafts.EXECUTORS)}, and this "
+                f"engine has '{backend}': take --drafting.runner v2"
+            )
+        if parallel.pipeline_parallel_size > 1:
+            raise ValueError(
+                "--drafting.runner v2-async needs the tokens of each step before the next one begins, and stages of a "
+                "pipeline begin earlier: take --drafting.runner v2"
             )
         # The step that was filled last, and as it was scheduled, until its tokens are known.
         self._step: Any = None
@@ -250,7 +263,8 @@ class LateEngineScheduler(AsyncEngineScheduler):
             super().tell_scheduled(self._step)
 
     def _heard(self, sampled: Sampled) -> None:
-        self.tell_outcomes(self._step.scheduled_spec_decode_tokens, sampled.requests, sampled.counts)
+        drafts, lengths = self._step.scheduled_spec_decode_tokens, drafts_of(self._step).lengths
+        self.tell_outcomes(drafts, sampled.requests, sampled.counts, lengths)
         self._drafting.sampled_late(sampled)
         # Freeing its hundreds of small objects can wait until the next forward pass.
         self._heard_of, self._step, self._open = self._step, None, None

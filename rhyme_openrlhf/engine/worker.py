@@ -33,7 +33,7 @@ from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
 from rhyme_openrlhf.engine import proposers
 from rhyme_openrlhf.engine.kv_copies import KvCopies
-from rhyme_openrlhf.engine.patches import late_drafts, rejection_sampling, resumed_requests, second_runner
+from rhyme_openrlhf.engine.patches import rejection_sampling, resumed_requests, second_runner
 from rhyme_openrlhf.latency.profile import hardware_name
 from rhyme_openrlhf.weights.buckets import Segment
 from rhyme_openrlhf.weights.segment_file import SegmentFiles, tensors
@@ -42,7 +42,6 @@ resumed_requests.apply()
 rejection_sampling.apply()
 if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
     second_runner.apply()
-    late_drafts.apply()
 
 if gpu_present():
     _Base: Any = WorkerWrap

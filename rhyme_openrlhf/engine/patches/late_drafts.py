@@ -1,30 +1,36 @@
 """A patch: drafts for a decode step that vLLM has scheduled already, in the second model runner (V2).
 
 With asynchronous scheduling vLLM schedules a step while the one before it runs, so the scheduler cannot draft: it does
-not know the last tokens. It keeps room for drafts with each sample instead. Before the runner computes the step, it
-waits for the tokens of the step before and gives them to the scheduler's drafting, which fills the room (`Late.fill`).
-What is computed is a copy of the step with as many rows as there are drafts. vLLM's scheduler goes on with the step as
-it was scheduled: room that was not filled is to it a draft that was rejected.
+not know the last tokens. It keeps room for drafts with each sample instead. Before the step goes to the model, vLLM's
+executor waits for the tokens of the step before and gives them to the scheduler's drafting, which fills the room
+(`Late.fill`). What is computed is a copy of the step with as many rows as there are drafts. vLLM's scheduler goes on
+with the step as it was scheduled: room that was not filled is to it a draft that was rejected.
 
-Scheduler and runner share a process, so this is for engines of one GPU. They find each other by vLLM's configuration.
+The executor lives in the scheduler's process, also where each rank of a tensor-parallel engine has a process of its
+own. The ranks are sent the filled step in one message, so all of them compute the same. Scheduler and executor find
+each other by vLLM's configuration.
 
 Invariants:
 - A step is filled once, in the order in which steps were scheduled, and never with more drafts than it has room for.
-- Without drafts in the step the runner does what vLLM's own does.
-Checked against vLLM 0.29.0 `v1/worker/gpu/model_runner.py` (execute_model, sample_tokens),
-`v1/worker/gpu/async_utils.py` (AsyncOutput), `v1/core/sched/async_scheduler.py` and `config/vllm.py` (which methods may
-be scheduled asynchronously); contract test: `tests/engine/patches/test_late_drafts.py`.
+- Without drafts in the step the executor does what vLLM's own does.
+Checked against vLLM 0.29.0 `v1/executor/uniproc_executor.py` and `v1/executor/multiproc_executor.py` (execute_model,
+sample_tokens), `v1/engine/core.py` (step_with_batch_queue), `v1/worker/gpu/async_utils.py` (AsyncOutput),
+`v1/core/sched/async_scheduler.py` and `config/vllm.py` (which methods may be scheduled asynchronously); contract test:
+`tests/engine/patches/test_late_drafts.py`.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, Literal, NamedTuple, Protocol, cast
+import itertools
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import vllm.config.vllm
 from numpy.typing import NDArray
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import AsyncOutputFuture, UniProcExecutor
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from rhyme_openrlhf.drafting.planner import Cut
@@ -33,8 +39,10 @@ from rhyme_openrlhf.engine.patches import second_runner
 from rhyme_openrlhf.engine.patches.second_runner import METHOD
 from rhyme_openrlhf.settings.drafting import V2_ASYNC
 
-# Where a configuration has the engine's `Late`, and a runner the output of its last step.
+# Where a configuration has the engine's `Late`, and an executor the output of its last step.
 LATE, SAMPLED = "rhyme_late", "rhyme_sampled"
+# vLLM's names of executors that wait for a step's tokens where the scheduler is.
+EXECUTORS = ("uni", "mp", "ray")
 
 
 class Sampled(NamedTuple):
@@ -59,13 +67,14 @@ class Late(Protocol):
 
 
 def offer(vllm_config: Any, drafting: Late) -> None:
-    """Have the runner of this configuration, in this process, ask `drafting`."""
+    """Have the executor of this configuration, in this process, ask `drafting`."""
+    apply()
     setattr(vllm_config, LATE, drafting)
 
 
-def late_of(runner: Any) -> Late | None:
-    """Return the drafting that a runner asks; None: drafts come with the step, or there are none."""
-    found: Late | None = getattr(runner.vllm_config, LATE, None)
+def late_of(executor: Any) -> Late | None:
+    """Return the drafting that an executor asks; None: drafts come with the step, or there are none."""
+    found: Late | None = getattr(executor.vllm_config, LATE, None)
     return found
 
 
@@ -75,17 +84,17 @@ def filled(output: Any, drafts: Cut) -> Any:
     Of the drafts, vLLM's fields have the lengths alone (`second_runner.drafts_of`).
     """
     tokens, room = output.num_scheduled_tokens.copy(), output.scheduled_spec_decode_tokens
-    rows = np.fromiter(map(tokens.__getitem__, room), np.int64, len(room))
-    rows += drafts.lengths - np.fromiter(map(len, room.values()), np.int64, len(room))
+    more = drafts.lengths - np.fromiter(map(len, room.values()), np.int64, len(room))
+    rows = more + np.fromiter(map(tokens.__getitem__, room), np.int64, len(room))
     tokens.update(zip(room, rows.tolist(), strict=True))
     step = copy.copy(output)
-    lengths = drafts.lengths.tolist()
-    places = [[0] * length for length in range(max(lengths, default=0) + 1)]
-    step.scheduled_spec_decode_tokens = {
-        name: places[length] for name, length in zip(room, lengths, strict=True) if length
-    }
-    setattr(step, second_runner.DRAFTS, Cut(drafts.lengths[drafts.lengths > 0], drafts.flat))
-    step.num_scheduled_tokens, step.total_num_scheduled_tokens = tokens, sum(tokens.values())
+    step.num_scheduled_tokens = tokens
+    step.total_num_scheduled_tokens = output.total_num_scheduled_tokens + int(more.sum())
+    places = [[0] * length for length in range(drafts.lengths.max(initial=0) + 1)]
+    lengths = drafts.lengths[drafts.lengths > 0]
+    drafting = itertools.compress(room, drafts.lengths.tolist())
+    step.scheduled_spec_decode_tokens = dict(zip(drafting, map(places.__getitem__, lengths.tolist()), strict=True))
+    setattr(step, second_runner.DRAFTS, Cut(lengths, drafts.flat))
     return step
 
 
@@ -101,6 +110,14 @@ def tokens_of(output: AsyncOutput) -> Sampled:
 def sampled_of(output: Any) -> Sampled:
     """Return the same of what vLLM's scheduler is given (ModelRunnerOutput)."""
     return Sampled(output.req_ids, *core.flatten(output.sampled_token_ids))
+
+
+def awaited(future: Any) -> Sampled:
+    """Return the same of a step that an executor computes; nothing of one that failed, which vLLM raises itself."""
+    if isinstance(future, AsyncOutputFuture):
+        return tokens_of(future.async_output)
+    output = future.result()
+    return NOTHING if output is None else sampled_of(output)
 
 
 def allow() -> None:
@@ -131,28 +148,29 @@ def prepared(runner: str) -> RunnerName:
 
 
 def apply() -> None:
-    """Have vLLM's runner ask for drafts, in this process; once."""
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    """Have vLLM's executors ask for drafts, in this process; once."""
+    for executor in (UniProcExecutor, MultiprocExecutor):
+        if not hasattr(executor, SAMPLED):
+            _wrap(executor)
 
-    if hasattr(GPUModelRunner, SAMPLED):
-        return
-    executed, sampled = GPUModelRunner.execute_model, GPUModelRunner.sample_tokens
+
+def _wrap(executor: Any) -> None:
+    executed, sampled = executor.execute_model, executor.sample_tokens
 
     @functools.wraps(executed)
     def execute(self: Any, scheduler_output: Any, *more: Any, **named: Any) -> Any:
-        late = None if named.get("dummy_run") else late_of(self)
+        late = late_of(self)
         if late is not None and scheduler_output.total_num_scheduled_tokens:
             before, self.rhyme_sampled = self.rhyme_sampled, None
-            scheduler_output = late.fill(scheduler_output, NOTHING if before is None else tokens_of(before))
+            scheduler_output = late.fill(scheduler_output, NOTHING if before is None else awaited(before))
         return executed(self, scheduler_output, *more, **named)
 
     @functools.wraps(sampled)
-    def sample(self: Any, grammar_output: Any) -> Any:
-        output = sampled(self, grammar_output)
+    def sample(self: Any, *more: Any, **named: Any) -> Any:
+        output = sampled(self, *more, **named)
         # Its tensors stay on the device for a step longer, so only where they are asked for.
-        self.rhyme_sampled = output if isinstance(output, AsyncOutput) and late_of(self) is not None else None
+        self.rhyme_sampled = output if late_of(self) is not None else None
         return output
 
-    setattr(GPUModelRunner, SAMPLED, None)
-    cast(Any, GPUModelRunner).execute_model = execute
-    cast(Any, GPUModelRunner).sample_tokens = sample
+    setattr(executor, SAMPLED, None)
+    executor.execute_model, executor.sample_tokens = execute, sample

@@ -94,17 +94,20 @@ class StepMeter:
         self._decoding = here - len(self._prefilling) - len(self._ignored)
 
     def verified_drafts(
-        self, drafts: Mapping[str, list[int]], sampling: Sequence[str], counts: Int64s, known: Container[str]
-    ) -> Verified:
+        self, drafts: Mapping[str, list[int]], sampling: Sequence[str], counts: Int64s, known: Mapping[str, Any],
+        lengths: Int64s | None = None,
+    ) -> Verified:  # fmt: skip
         """Return the drafts of the step that count: `drafts` as scheduled, `counts` of the tokens that came out of it.
 
-        A request that sampled n tokens accepted n - 1 of its draft: the last one is the model's own.
+        `lengths`: of the drafts, if none of them is padded. A request that sampled n tokens accepted n - 1 of its
+        draft: the last one is the model's own.
         """
         sampled = dict(zip(sampling, counts.tolist(), strict=False))
-        usual = not self._uncounted and all(map(known.__contains__, drafts))
-        if usual and PADDING not in map(_last, drafts.values()):
+        usual = not self._uncounted and drafts.keys() <= known.keys()
+        if usual and (lengths is not None or PADDING not in map(_last, drafts.values())):
             # Nearly always, and hundreds of them lie between two forward passes.
-            lengths = np.fromiter(map(len, drafts.values()), np.int64, len(drafts))
+            if lengths is None:
+                lengths = np.fromiter(map(len, drafts.values()), np.int64, len(drafts))
             given = np.fromiter(map(sampled.get, drafts, itertools.repeat(0)), np.int64, len(drafts))
             return Verified(list(drafts), lengths, np.maximum(given - 1, 0))
         requests, drafted, accepted = [], [], []

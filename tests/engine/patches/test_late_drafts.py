@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -15,12 +16,17 @@ from hypothesis import strategies as st
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
+from vllm.v1.executor.uniproc_executor import AsyncOutputFuture, UniProcExecutor
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu import async_utils, model_runner
 
 from rhyme_openrlhf.drafting.planner import Cut
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.engine.patches import late_drafts
-from rhyme_openrlhf.engine.patches.late_drafts import filled, offer, sampled_of, tokens_of
+from rhyme_openrlhf.engine.patches.late_drafts import Sampled, filled, offer, sampled_of, tokens_of
 from rhyme_openrlhf.engine.patches.second_runner import METHOD, drafts_of
 
 ROOM = 5
@@ -70,10 +76,68 @@ def test_tokens_that_vllm_has_read_are_the_same() -> None:
     assert (found.requests, found.counts.tolist(), found.tokens.tolist()) == (["a", "b", "c"], [2, 0, 1], [5, 6, 7])
 
 
-def test_a_configuration_carries_the_drafting() -> None:
-    config, drafting = VllmConfig(), object()
-    offer(config, drafting)  # type: ignore[arg-type]
-    assert getattr(config, late_drafts.LATE) is drafting
+class Drafting:
+    """Fills a step with its own name, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[list[str], list[int]]] = []
+
+    def fill(self, output: Any, sampled: Sampled) -> Any:
+        self.told.append((sampled.requests, sampled.tokens.tolist()))
+        return f"filled {output.name}"
+
+
+class Queues(MultiprocExecutor):
+    """vLLM's executor with ranks that are not there: it notes what they are sent, and answers with futures."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.vllm_config, self.sent = vllm_config, []
+        self.output_rank, self.kv_output_aggregator, self.ec_output_aggregator = 0, None, None
+        self.answer: ModelRunnerOutput | None = None
+
+    def collective_rpc(self, method: Any, *more: Any, args: Any = (), **named: Any) -> Any:
+        self.sent.append((method, args[0]))
+        future: Future[Any] = Future()
+        future.set_result(None if method == "execute_model" else self.answer)
+        return future
+
+
+def step_of(name: str, tokens: int = 3) -> Any:
+    return SimpleNamespace(name=name, total_num_scheduled_tokens=tokens)
+
+
+def test_ranks_in_other_processes_are_sent_the_step_when_the_tokens_before_it_are_there() -> None:
+    drafting, config = Drafting(), SimpleNamespace()
+    offer(config, drafting)
+    queues = Queues(config)
+    for name, sampled in (("first", [[5, 6], [7]]), ("second", [[8], [9]])):
+        queues.execute_model(step_of(name), non_block=True)
+        queues.answer = ModelRunnerOutput(["a", "b"], {"a": 0, "b": 1}, sampled)
+        queues.sample_tokens(None, non_block=True)
+    # A step without tokens samples nothing, and one that fails is vLLM's matter.
+    queues.execute_model(step_of("empty", 0), non_block=True)
+    queues.execute_model(step_of("third"), non_block=True)
+    queues.answer = None
+    queues.sample_tokens(None, non_block=True)
+    queues.execute_model(step_of("fourth"), non_block=True)
+    assert drafting.told == [([], []), (["a", "b"], [5, 6, 7]), (["a", "b"], [8, 9]), ([], [])]
+    steps = [step for method, step in queues.sent if method == "execute_model"]
+    assert [getattr(step, "name", step) for step in steps] == [
+        "filled first", "filled second", "empty", "filled third", "filled fourth"
+    ]  # fmt: skip
+
+
+def test_an_executor_that_nobody_drafts_for_keeps_nothing() -> None:
+    late_drafts.apply()
+    queues = Queues(SimpleNamespace())
+    queues.execute_model(step := step_of("only"), non_block=True)
+    queues.sample_tokens(None, non_block=True)
+    assert queues.sent[0] == ("execute_model", step) and queues.rhyme_sampled is None
+
+
+def test_a_filled_step_goes_to_other_processes_with_its_drafts() -> None:
+    sent = pickle.loads(pickle.dumps(filled(scheduled({"a": 2, "b": 3}), Cut(*core.flatten([[7], [8, 9]])))))
+    assert drafts_of(sent).tokens() == [[7], [8, 9]] and sent.total_num_scheduled_tokens == 2 + 3 + 7
 
 
 def test_vllm_has_what_is_patched() -> None:
@@ -83,15 +147,25 @@ def test_vllm_has_what_is_patched() -> None:
     late_drafts.prepared("v2-async")
     word = pickle.loads(pickle.dumps({"rhyme_runner": late_drafts.RunnerName("v2-async")}))
     assert word == {"rhyme_runner": "v2-async"} and json.dumps(word)
-    runner = model_runner.GPUModelRunner
     assert METHOD in get_args(vllm.config.vllm.NgramGPUTypes)
     decided = inspect.getsource(VllmConfig)
     assert decided.count("self.speculative_config.method not in get_args(NgramGPUTypes)") == 2
-    # Both are wrapped once.
-    executed, sampled = inspect.unwrap(runner.execute_model), inspect.unwrap(runner.sample_tokens)
-    assert runner.execute_model.__wrapped__ is executed or runner.execute_model.__wrapped__.__wrapped__ is executed
-    assert list(inspect.signature(executed).parameters)[1] == "scheduler_output"
-    assert "dummy_run" in inspect.signature(executed).parameters
+    for executor in (UniProcExecutor, MultiprocExecutor):
+        # Both are wrapped once.
+        executed: Any = executor.execute_model
+        assert not hasattr(executed.__wrapped__, "__wrapped__")
+        assert list(inspect.signature(executed).parameters)[1] == "scheduler_output"
+        assert "grammar_output" in inspect.signature(executor.sample_tokens).parameters
+    # Executors of Ray's actors are the one of processes.
+    assert not {"execute_model", "sample_tokens"} & vars(RayExecutorV2).keys() and issubclass(
+        RayExecutorV2, MultiprocExecutor
+    )
+    assert "self.async_output = async_output" in inspect.getsource(AsyncOutputFuture)
+    assert "AsyncOutputFuture(" in inspect.getsource(UniProcExecutor.collective_rpc)
+    # Steps are computed in the order in which they were scheduled, two at a time.
+    queue = inspect.getsource(EngineCore.step_with_batch_queue)
+    assert queue.index(".schedule(") < queue.index(".execute_model(") < queue.index(".sample_tokens(")
+    sampled = inspect.unwrap(model_runner.GPUModelRunner.sample_tokens)
     assert "AsyncOutput(" in inspect.getsource(sampled) and "return async_output" in inspect.getsource(sampled)
     output = inspect.getsource(async_utils.AsyncOutput)
     for name in ("copy_event", "num_sampled_tokens_np", "sampled_token_ids", "model_runner_output"):

@@ -85,7 +85,7 @@ def test_samples_that_are_not_to_be_counted_are_not() -> None:
     meter = running("a")
     meter.start("check", 0, False)
     meter.begin_step({"a": 1, "check": 9}, {"a", "check"})
-    found = meter.verified_drafts({"check": [1]}, ["check"], np.array([2]), {"a", "check"})
+    found = meter.verified_drafts({"check": [1]}, ["check"], np.array([2]), dict.fromkeys(("a", "check")))
     assert plain(found) == ([], [], [])
     meter.finish("check")
     meter.end_step([[Output("a", [5]), Output("check", [5, 6], "stop")]], 0.1)
@@ -117,7 +117,7 @@ def test_accepted_drafts_count_only_as_far_as_they_became_response_tokens() -> N
 
 def test_verified_drafts_leave_padding_out() -> None:
     drafts = {"padded": [PADDING] * 8, "real": [5, 6, 7], "cut": [5, 6, PADDING], "lost": [1, 2], "gone": [1]}
-    known = set(drafts) - {"gone"}
+    known = {name: None for name in drafts if name != "gone"}
     found = running(*drafts).verified_drafts(drafts, ["padded", "real", "cut", "gone"], np.array([1, 3, 1, 2]), known)
     assert plain(found) == (["real", "cut", "lost"], [3, 2, 2], [2, 0, 0])
 
@@ -132,6 +132,8 @@ def test_all_samples_at_once_are_counted_as_one_by_one(steps: dict[str, tuple[in
     one_by_one.start("check", 0, False)
     found, expected = (meter.verified_drafts(drafts, sampling, counts, steps) for meter in (running(), one_by_one))
     assert plain(found) == plain(expected)
+    lengths = np.array([length for length, _ in steps.values()], np.int64)
+    assert plain(running().verified_drafts(drafts, sampling, counts, steps, lengths)) == plain(expected)
 
 
 def test_draft_seconds_are_busy_seconds() -> None:
