@@ -48,7 +48,7 @@ def test_the_scheduler_methods_we_override_exist() -> None:
 
     from rhyme_openrlhf.engine.scheduler import EngineScheduler
 
-    ours = {"take_in", "tell_scheduled", "tell_verified", "tell_sampled"}
+    ours = {"take_in", "tell_scheduled", "tell_verified", "tell_outcomes", "tell_sampled"}
     overridden = {name for name, value in vars(EngineScheduler).items() if inspect.isfunction(value)} - ours
     assert callable(AsyncScheduler._update_after_schedule)
     assert overridden >= {"schedule", "update_from_output", "add_request", "update_draft_token_ids", "_free_request"}
