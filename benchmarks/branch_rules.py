@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from replay import ENGINES, TRACE, Ours, read_trace, replay
+from replay import ENGINES, TRACES, Ours, read_trace, replay
 
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.history.record import Record
@@ -63,7 +63,7 @@ class ByRule(Ours):
 def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("traces", type=Path, nargs="*", default=sorted(TRACE.parent.glob("*.jsonl.xz")))
+    parser.add_argument("traces", type=Path, nargs="*", default=TRACES)
     parser.add_argument("--rollouts", type=int, default=2, help="rollouts of a prompt that its index covers")
     chosen = parser.parse_args()
     for path in chosen.traces:

@@ -36,7 +36,7 @@ import numpy as np
 from draft_step_time import step_text, whole_step
 from drafting_texts import CONTEXT, VOCABULARY, recorded, synthetic
 from made_tasks import TASKS, made
-from replay import ENGINES, TRACE, Drafter, Ours, read_trace, replay
+from replay import ENGINES, REAL_TRACE, TRACE, TRACES, Drafter, Ours, name_of, read_trace, replay
 
 from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
@@ -192,7 +192,7 @@ def acceptance(steps: list[list[Record]], arctic: bool) -> dict[str, dict[str, d
 
 def shared(arctic: bool) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """Return the figures of each run by drafter and epoch."""
-    runs = {path.name.split(".")[0]: read_trace(path) for path in sorted(TRACE.parent.glob("*.jsonl.xz"))}
+    runs = {name_of(path): read_trace(path) for path in (*TRACES, REAL_TRACE)}
     runs |= {task: made(task) for task in TASKS}
     drafters: dict[str, Callable[[], Drafter]] = {
         "ours": lambda: Ours(HistoSpecSettings()),
@@ -203,7 +203,8 @@ def shared(arctic: bool) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for run, steps in runs.items():
         for name, make in drafters.items():
-            epochs = replay(steps, [make() for _ in range(ENGINES)])
+            engines = 1 if run == name_of(REAL_TRACE) else ENGINES
+            epochs = replay(steps, [make() for _ in range(engines)])
             by_epoch = {"epoch 1": figures(epochs[0]), "later": figures(sum(epochs[1:], Counter()))}
             found.setdefault(run, {})[name] = by_epoch
     return found

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from made_tasks import TASKS, made
-from replay import ENGINES, STEPS_PER_EPOCH, TRACE, Ours, Sample, read_trace, rollout, samples_of
+from replay import ENGINES, STEPS_PER_EPOCH, TRACES, Ours, Sample, name_of, read_trace, rollout, samples_of
 
 from rhyme_openrlhf.history.record import Record
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
@@ -136,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("rehearsal.json"))
     chosen = parser.parse_args()
-    loads = {path.name.split(".")[0]: read_trace(path) for path in sorted(TRACE.parent.glob("*.jsonl.xz"))}
+    loads = {name_of(path): read_trace(path) for path in TRACES}
     loads |= {task: made(task) for task in TASKS}
     results = {name: compared(steps) for name, steps in loads.items()}
     chosen.out.write_text(json.dumps({"kind": "simulated", "loads": results}, indent=1) + "\n")

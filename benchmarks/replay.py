@@ -7,7 +7,9 @@ siblings what it would see there.
 A trace is xz-compressed JSON lines, one for each prompt and training step, in order: {"step", "prompt" (its key),
 "context" (the prompt's last tokens), "rewards": [...], "responses": [[token, ...], ...]}. TRACE is the run of
 `benchmarks/rollout.py` (arm "on", seed 1): 12 prompts, 16 samples each, two steps an epoch, two engines. Beside it are
-one of seed 3, not reproducible and with drafts from all sources, and one of four epochs.
+one of seed 3, not reproducible and with drafts from all sources, and one of four epochs. REAL_TRACE is a real model's:
+SmolLM2-135M-Instruct answers 16 problems of reasoning-gym in steps, 4 samples each, three epochs of four steps, on one
+engine.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -29,9 +31,16 @@ from rhyme_openrlhf.history.record import Record, decode
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 TRACE = Path(__file__).parent / "data" / "embedded-6-epochs.jsonl.xz"
-# As in the recorded run.
+# All of the embedded model, whose runs had this many engines and steps an epoch.
+TRACES = tuple(sorted(TRACE.parent.glob("embedded-*.jsonl.xz")))
 ENGINES = 2
 STEPS_PER_EPOCH = 2
+REAL_TRACE = TRACE.with_name("smollm2-3-epochs.jsonl.xz")
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a trace in tables."""
+    return path.name.removesuffix(".jsonl.xz")
 
 
 def read_trace(path: Path) -> list[list[Record]]:
@@ -62,6 +71,17 @@ def write_trace(records: list[Record], path: Path) -> None:
         row |= {"rewards": [piece.reward for piece in pieces], "responses": [_ints(piece.tokens) for piece in pieces]}
         lines.append(json.dumps(row, separators=(",", ":")) + "\n")
     path.write_bytes(lzma.compress("".join(lines).encode(), preset=9))
+
+
+def epochs_of(steps: Iterable[list[Record]]) -> Iterator[int]:
+    """Yield the epoch of each training step, from 1 on. An epoch begins where a prompt of the last one comes again."""
+    epoch, seen = 1, set[str]()
+    for records in steps:
+        prompts = {record.prompt_key for record in records}
+        if seen & prompts:
+            epoch, seen = epoch + 1, set()
+        seen |= prompts
+        yield epoch
 
 
 @dataclass
@@ -168,8 +188,8 @@ def replay(steps: list[list[Record]], drafters: list[Drafter]) -> list[Counter[s
     accepted tokens by source.
     """
     epochs: list[Counter[str]] = []
-    for number, records in enumerate(steps):
-        if number % STEPS_PER_EPOCH == 0:
+    for epoch, records in zip(epochs_of(steps), steps, strict=True):
+        if epoch > len(epochs):
             epochs.append(Counter())
         for engine, drafter in enumerate(drafters):
             rollout(drafter, records[engine :: len(drafters)], epochs[-1])

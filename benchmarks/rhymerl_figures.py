@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from replay import STEPS_PER_EPOCH, read_journal, read_trace
+from replay import epochs_of, read_journal, read_trace
 
 from rhyme_openrlhf.history.record import Record
 from rhyme_openrlhf.telemetry.event_log import read_events
@@ -246,8 +246,9 @@ def main() -> None:
     without = recorded_steps(chosen.without) if chosen.without else []
     if chosen.trace:
         grouped: dict[int, list[Record]] = defaultdict(list)
-        for number, of_a_step in enumerate(read_trace(chosen.trace)):
-            grouped[number // STEPS_PER_EPOCH + 1] += of_a_step
+        trace = read_trace(chosen.trace)
+        for epoch, of_a_step in zip(epochs_of(trace), trace, strict=True):
+            grouped[epoch] += of_a_step
     else:
         journals = sorted((chosen.run / "history").glob("*.journal"))
         records = [record for path in journals for record in read_journal(path)]

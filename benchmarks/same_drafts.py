@@ -238,7 +238,7 @@ def random_case(seed: int) -> str:
 def results(cases: int, first: int) -> dict[str, str]:
     """Return the digests of this process's package."""
     found = {f"random {seed}": random_case(seed) for seed in range(first, first + cases)}
-    for path in sorted(replay.TRACE.parent.glob("*.jsonl.xz")):
+    for path in replay.TRACES:
         for ms_a_row in (None, 0.3):
             found[f"{path.name}, {'rules' if ms_a_row is None else 'planned'}"] = recorded(path, ms_a_row)
     return found

@@ -36,7 +36,7 @@ from typing import Any
 from made_tasks import TASKS, made
 from papers import ROOT
 from papers_inputs import EFFICIENCY, H100, LLAMA_8B
-from replay import read_trace
+from replay import TRACES, name_of, read_trace
 from roofline import roofline
 from table_in_page import put
 
@@ -290,8 +290,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     places = 20 if chosen.quick else PLACES
-    folder = Path(__file__).parent / "data"
-    runs = {path.name.removesuffix(".jsonl.xz"): read_trace(path) for path in sorted(folder.glob("*.jsonl.xz"))}
+    runs = {name_of(path): read_trace(path) for path in TRACES}
     texts = {**runs, **{f"made: {task}": made(task) for task in TASKS}}
     found: dict[str, dict[str, Any]] = {"history": {}, "draft model": {}}
     for name, steps in texts.items():
