@@ -142,7 +142,7 @@ def create_app(
     )
     app.state.service = service
     app.state.templates = {**templates(ROUTERS, PREFIX), **templates((health.router,))}
-    app.state.query_parameters = query_parameters(ROUTERS)
+    app.state.query_parameters = _query_parameters()
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     problems.install(app)
     app.router.routes.extend(routes())
@@ -183,6 +183,12 @@ def routes() -> tuple[BaseRoute, ...]:
         all_of_them.include_router(router, prefix=PREFIX, dependencies=[Depends(refuse_unknown)])
     all_of_them.include_router(health.router)
     return tuple(all_of_them.routes)
+
+
+@functools.cache
+def _query_parameters() -> dict[Callable[..., Any], frozenset[str]]:
+    """Return the names of each endpoint's query parameters; the same, and cached, for every service of this process."""
+    return query_parameters(ROUTERS)
 
 
 def templates(routers: Iterable[APIRouter], prefix: str = "") -> dict[Any, str]:

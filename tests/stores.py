@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import compiled_sql
+
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.settings import ServeSettings
 
@@ -30,6 +32,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 def place_upgraded(path: Path) -> None:
     """Put an upgraded store without rows where there is none yet; makes its folder as the service does."""
+    compiled_sql.share()
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(Path(_folder().name) / "upgraded.sqlite", path)
@@ -39,5 +42,6 @@ def prepare(settings: ServeSettings) -> None:
     """Put an upgraded store where a service with these settings will look for it, if that is a file of its own."""
     from sqlalchemy import make_url
 
+    compiled_sql.share()
     if not settings.database:
         place_upgraded(Path(make_url(settings.database_url()).database or ""))
