@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import unescape
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +52,15 @@ MESSAGE_KEYWORDS = frozenset({"help", "description", "epilog"})
 _WORDS = re.compile(r"(?<![\w-])(" + "|".join(WORDS) + r")(?![\w-])", re.IGNORECASE)
 # A sentence ends with a full stop, or with a colon or semicolon before a capital, a digit or a quoted word.
 _END = re.compile(r"(?<=[.!?])\s+|(?<=[:;])\s+(?=[A-Z0-9`*\"(\[])")
+# A comment's sign in a string begins none.
+_STRING_OR_COMMENT = re.compile(
+    r'"""(?:\\.|[^\\])*?"""'
+    r"|'''(?:\\.|[^\\])*?'''"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'(?:\\.|[^'\\\n])*'"
+    r"|#[^\n]*",
+    re.DOTALL,
+)
 _WORD = re.compile(r"[\w%'-]*[A-Za-z][\w%'-]*")
 
 
@@ -68,7 +75,8 @@ class Finding(NamedTuple):
 
 def of_python(file: str, source: str) -> Iterator[Finding]:
     """Yield what a Python file's docstrings and comments break."""
-    for node in ast.walk(ast.parse(source)):
+    nodes = list(ast.walk(ast.parse(source)))
+    for node in nodes:
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         # Indented lines show code.
@@ -79,13 +87,13 @@ def of_python(file: str, source: str) -> Iterator[Finding]:
         yield from _opening(file, line, node, text)
         yield from _words(file, line, text)
         yield from _sentences(file, line, text)
-    for line, text in _messages(ast.parse(source)):
+    for line, text in _messages(nodes):
         yield from _words(file, line, text)
         yield from _sentences(file, line, text)
     comments: list[tuple[int, str]] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not re.match(r"#\s*(fmt|type|noqa|ruff|isort|pragma)\b", token.string):
-            line, text = token.start[0], token.string.lstrip("# ")
+    for line, comment in _comments(source):
+        if not re.match(r"#\s*(fmt|type|noqa|ruff|isort|pragma)\b", comment):
+            text = comment.lstrip("# ")
             if comments and comments[-1][0] + comments[-1][1].count("\n") + 1 == line:
                 comments[-1] = (comments[-1][0], f"{comments[-1][1]}\n{text}")
             else:
@@ -95,9 +103,18 @@ def of_python(file: str, source: str) -> Iterator[Finding]:
         yield from _sentences(file, line, text)
 
 
-def _messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each comment with its line, as `tokenize` does in ten times the time."""
+    line, end = 1, 0
+    for found in _STRING_OR_COMMENT.finditer(source):
+        line, end = line + source.count("\n", end, found.start()), found.start()
+        if found.group().startswith("#"):
+            yield line, found.group()
+
+
+def _messages(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield the strings that users read: arguments of exceptions, `print`, parsers' calls and `option`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             read = [*node.exc.args, *(one.value for one in node.exc.keywords)]
         elif isinstance(node, ast.Call):

@@ -101,7 +101,14 @@ def _fits(arguments: Arguments, shape: ModelShape | None, gpus: Gpus, change: Ch
     for group, name, value in change.values:
         edits.setdefault(group, {})[name] = value
     changed = merged(arguments, edits)
-    if lack(changed, shape, gpus):
+    asked = upstream_arguments(changed)
+    if gpus.count is not None and resources.required_gpus(asked) > gpus.count:
+        return False
+    if (
+        shape is not None
+        and gpus.memory is not None
+        and not resources.fits(shape, resources.layout_of(asked), gpus.memory)
+    ):
         return False
     try:
         check_tied(changed)

@@ -264,8 +264,13 @@ def plan(shape: ModelShape, layout: Layout, size: int | None = None) -> MemoryPl
     return MemoryPlan(shape, gpus, tuple(_nodes(shape, layout)))
 
 
+def fits(shape: ModelShape, layout: Layout, size: int) -> bool:
+    """Return whether `plan` lacks nothing on GPUs of `size` bytes, without a search for flags that would mend it."""
+    return all(_least(shape, layout, _parts_of(shape, layout, share)) <= size for share in layout.shares)
+
+
 def _gpu_plan(shape: ModelShape, layout: Layout, share: Share, size: int | None) -> GpuPlan:
-    parts = tuple(part for model in share.models for part in _parts(shape, layout, share, model))
+    parts = _parts_of(shape, layout, share)
     least, samples, lack, mend = _least(shape, layout, parts), None, "", ""
     if size is not None:
         if ENGINES in share.models:
@@ -278,6 +283,10 @@ def _gpu_plan(shape: ModelShape, layout: Layout, share: Share, size: int | None)
             lack = f"a GPU of the {found.name} needs {needed}, but has {memory(size)}"
             mend = _mend(shape, layout, share, size)
     return GpuPlan(share, parts, least, size, lack, mend, samples)
+
+
+def _parts_of(shape: ModelShape, layout: Layout, share: Share) -> tuple[Part, ...]:
+    return tuple(part for model in share.models for part in _parts(shape, layout, share, model))
 
 
 SHM = "/dev/shm"
@@ -342,8 +351,7 @@ def _mend(shape: ModelShape, layout: Layout, share: Share, size: int) -> str:
             changed = dataclasses.replace(changed, **values)
         # A part of the GPU that was right for the unchanged layout may be wrong for the changed one.
         changed, flag = _fitting_share(shape, changed, share, size)
-        parts = [part for model in share.models for part in _parts(shape, changed, share, model)]
-        if _least(shape, changed, parts) <= size:
+        if _least(shape, changed, _parts_of(shape, changed, share)) <= size:
             flags = [name for name, _ in chosen] + ([flag] if flag else [])
             return f"{' '.join(flags)} would make it fit"
     return "no flag makes it fit on as many GPUs, so take more of them (--*.num_gpus_per_node) or larger ones"
@@ -383,7 +391,7 @@ def _fitting_share(shape: ModelShape, layout: Layout, share: Share, size: int) -
     """Return the layout with the largest part of the GPU for its engine that fits, and the flag; "" for no change."""
     if ENGINES not in share.models:
         return layout, ""
-    parts = [part for model in share.models for part in _parts(shape, layout, share, model)]
+    parts = _parts_of(shape, layout, share)
     if _least(shape, layout, parts) <= size:
         return layout, ""
     for step in range(SHARE_STEPS - 1, 0, -1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import secrets
@@ -23,6 +24,12 @@ from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
 CLIENT_ID, CLIENT_SECRET = "rhyme", "a client's secret"
+
+
+@functools.cache
+def rsa_key(kid: str, owner: str = "provider") -> RSAKey:
+    """Return a key of this process; making one takes as long as a whole sign-in."""
+    return RSAKey.generate_key(2048, {"kid": kid})
 
 
 @dataclass
@@ -41,7 +48,7 @@ class OpenIdProvider:
     silent: str = ""
     broken: str = ""
     answer: threading.Event = field(default_factory=threading.Event)
-    key: RSAKey = field(default_factory=lambda: RSAKey.generate_key(2048, {"kid": "first"}))
+    key: RSAKey = field(default_factory=lambda: rsa_key("first"))
     issued: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 

@@ -16,12 +16,11 @@ pytest.importorskip("fastapi")
 pytest.importorskip("authlib")
 
 from fastapi.testclient import TestClient
-from joserfc.jwk import RSAKey
 
 from rhyme_openrlhf.api.access.openid import Begun, NoRoleError, Provider, RefusedError, person_of
 from rhyme_openrlhf.api.settings import OpenIdSettings
 from rhyme_openrlhf.settings.options import SettingsError
-from tests.api.access.openid_provider import CLIENT_ID, CLIENT_SECRET, OpenIdProvider, octets, running_provider
+from tests.api.access.openid_provider import CLIENT_ID, CLIENT_SECRET, OpenIdProvider, octets, rsa_key, running_provider
 from tests.api.http_service import BASE, Api
 
 ANN = {"sub": "1", "email": "ann@example.org", "groups": ["research", "rl"]}
@@ -167,11 +166,11 @@ def another_issuer(claims: dict[str, Any]) -> None:
 
 
 def anothers_key(claims: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    return {"alg": "RS256", "kid": "first"}, RSAKey.generate_key(2048, {"kid": "first"})
+    return {"alg": "RS256", "kid": "first"}, rsa_key("first", "another")
 
 
 def unknown_key(claims: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    return {"alg": "RS256", "kid": "second"}, RSAKey.generate_key(2048, {"kid": "second"})
+    return {"alg": "RS256", "kid": "second"}, rsa_key("second")
 
 
 def shared_secret(claims: dict[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -206,7 +205,7 @@ def test_a_wrong_id_token_signs_nobody_in(
 
 def test_a_replaced_key_is_found(signing_in: Api, provider: OpenIdProvider) -> None:
     assert sign_in(new_browser(signing_in), provider).status_code == 200
-    provider.key = RSAKey.generate_key(2048, {"kid": "second"})
+    provider.key = rsa_key("second")
     assert sign_in(new_browser(signing_in), provider).status_code == 200
     assert provider.asked.count("/keys") == 2
 

@@ -29,7 +29,6 @@ class Receiver:
     endless: bool = False
     url: str = ""
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
 
     def contents(self) -> list[dict[str, Any]]:
         return [json.loads(body) for _, body in self.got]
@@ -55,7 +54,6 @@ def receiving(**given: Any) -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            receiver.times.append(time.monotonic())
             receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
             ended.wait(receiver.seconds)
             with contextlib.suppress(OSError):

@@ -135,10 +135,12 @@ def test_a_run_is_followed_until_it_ends(
     reporter.start()
     feed = client_module.SseParser.feed
     fed = 0
+    streaming = threading.Event()
 
     def breaking(self: Any, line: str) -> Any:
         nonlocal fed
         fed += 1
+        streaming.set()
         if fed % 7 == 0:
             raise client_module.httpx.ReadError("made to break")
         return feed(self, line)
@@ -146,10 +148,17 @@ def test_a_run_is_followed_until_it_ends(
     monkeypatch.setattr(client_module.SseParser, "feed", breaking)
 
     def write() -> None:
+        # What was there before would be shown without the stream.
+        assert streaming.wait(DEADLINE_S)
         for step in range(1, 5):
             write_steps(run, step, step)
-            time.sleep(0.5)
+            # Longer than a batch is kept back: they come one after the other.
+            time.sleep(0.1)
         with EventLog(run / "events.jsonl") as log:
+            # What comes with the end is shown without the stream.
+            while fed <= 20:
+                log.write(Note("info", "it goes on"), "driver")
+                time.sleep(0.1)
             log.write(RunFinished("stopped", "stopped on request", 3.0), "driver")
         ending.set()
 
