@@ -104,6 +104,9 @@ class Guard:
         def start_process(process: Any) -> None:
             if process.name.startswith(ENGINE_CORE):
                 self.refuse("engine")
+            # A fork imports nothing. What belongs to an engine, or to a service, has the mark of the greater one.
+            elif type(process)._start_method in ("spawn", "forkserver") and not self._marked():
+                self.refuse("python")
             start(process)
 
         multiprocessing.process.BaseProcess.start = start_process  # type: ignore[method-assign]

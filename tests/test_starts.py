@@ -56,6 +56,11 @@ def test_an_engine_core_is_refused_in_a_test_without_its_mark() -> None:
         multiprocessing.get_context("spawn").Process(name=f"{ENGINE_CORE}_DP0", target=print).start()
 
 
+def test_a_spawned_process_is_refused_in_a_test_without_its_mark() -> None:
+    with pytest.raises(REFUSED, match="starts_python"):
+        multiprocessing.get_context("spawn").Process(target=print).start()
+
+
 def test_vllm_starts_its_engine_core_under_that_name() -> None:
     utils = pytest.importorskip("vllm.v1.engine.utils")
     assert f'else "{ENGINE_CORE}"' in Path(utils.__file__).read_text()

@@ -57,6 +57,7 @@ def test_an_ablation_prints_a_table_and_writes_page_and_json(
     assert "TP switches have never been run on a GPU" in printed
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_sweep_is_the_same_in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
     found = []

@@ -104,37 +104,58 @@ def deliveries(draw: st.DrawFn, rows: Rows) -> list[Rows]:
     return sent
 
 
+@pytest.fixture
+def whole(database: Database, stored_rows: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what is stored of attempts that come one after the other, a batch each; stored once for all examples."""
+    stored: list[Any] = []
+
+    def rows_of(*attempts: Rows) -> Any:
+        if not stored:
+            uid = next(_uids)
+            for rows in attempts:
+                send(database, attempt_of(database, uid), rows)
+            stored.append(stored_rows(database, uid))
+        return stored[0]
+
+    return rows_of
+
+
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_do_not_depend_on_how_events_came(
-    database: Database, make_run: Callable[..., Rows], stored_rows: Callable[..., Any], data: st.DataObject
+    database: Database,
+    make_run: Callable[..., Rows],
+    stored_rows: Callable[..., Any],
+    whole: Callable[..., Any],
+    data: st.DataObject,
 ) -> None:
     rows = make_run(seed=2, engines=2)
-    whole, parts = next(_uids), next(_uids)
-    send(database, attempt_of(database, whole), rows)
+    parts = next(_uids)
     attempt = attempt_of(database, parts)
     received = [send(database, attempt, batch) for batch in data.draw(deliveries(rows))]
     assert sum(receipt.accepted for receipt in received) == len(rows)
-    assert stored_rows(database, parts) == stored_rows(database, whole)
+    assert stored_rows(database, parts) == whole(rows)
 
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_newer_attempt_replaces_what_it_does_again(
-    database: Database, make_run: Callable[..., Rows], stored_rows: Callable[..., Any], data: st.DataObject
+    database: Database,
+    make_run: Callable[..., Rows],
+    stored_rows: Callable[..., Any],
+    whole: Callable[..., Any],
+    data: st.DataObject,
 ) -> None:
     """However the reports of a killed attempt and of the one that resumed it are interleaved."""
     old, new = make_run(seed=3, engines=2, end=""), make_run(seed=4, steps=(3, 4, 5), engines=2)
-    whole, parts = next(_uids), next(_uids)
-    for rows in (old, new):
-        send(database, attempt_of(database, whole), rows)
+    parts = next(_uids)
     attempts = [attempt_of(database, parts) for _ in range(2)]
     batches = [[(attempts[n], batch) for batch in data.draw(deliveries(rows))] for n, rows in enumerate((old, new))]
     while batches := [queue for queue in batches if queue]:
         attempt, batch = data.draw(st.sampled_from(batches)).pop(0)
         send(database, attempt, batch)
     stored = stored_rows(database, parts)
-    assert stored == stored_rows(database, whole)
+    assert stored == whole(old, new)
     assert run_of(database, parts).step == 5
     assert len(stored["events"]) == len(old) + len(new)
     assert [row[0] for row in stored["steps"]] == [1, 2, 3, 4, 5]

@@ -36,7 +36,7 @@ def known(database: Database) -> Database:
 
 
 @pytest.fixture
-def workers(known: Database) -> Iterator[WorkerIntake]:
+def workers(known: Database, starts_python: None) -> Iterator[WorkerIntake]:
     intake = WorkerIntake(known.engine.url.render_as_string(hide_password=False), 1)
     yield intake
     intake.close()

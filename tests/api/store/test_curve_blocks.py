@@ -91,7 +91,7 @@ def new_attempt(database: Database, run_uid: str) -> str:
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_blocks_say_what_the_rows_say(database: Database, small_blocks: None, data: st.DataObject) -> None:
-    rng = data.draw(st.randoms(use_true_random=False))
+    rng = data.draw(st.randoms(use_true_random=True))
     run_uid = next(_uids)
     attempts: list[str] = []
     sequences: dict[str, int] = {}
