@@ -1,5 +1,6 @@
 """Stores for the tests: a real SQLite file, and a real PostgreSQL server where its programs are installed."""
 
+import functools
 import random
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, make_url, select, text
+from sqlalchemy import Engine, create_engine, make_url, select, text
 
 from rhyme_openrlhf.api.store.base import Base
 from rhyme_openrlhf.api.store.database import Database
@@ -60,6 +61,7 @@ def postgresql_server(starts_postgresql: None) -> Iterator[str]:
     template.upgrade()
     template.dispose()
     yield url
+    _administration(url).dispose()
     server.stdin.close()
     server.wait(timeout=60)
 
@@ -107,11 +109,15 @@ def _named(url: str, name: str) -> str:
     return make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
+@functools.cache
+def _administration(url: str) -> Engine:
+    """Return a server's engine for databases. It keeps its connection: a new one takes as long as a database."""
+    return create_engine(url, isolation_level="AUTOCOMMIT")
+
+
 def _execute(url: str, statement: str) -> None:
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
+    with _administration(url).connect() as connection:
         connection.execute(text(statement))
-    engine.dispose()
 
 
 EventRows = list[dict[str, Any]]

@@ -220,9 +220,7 @@ def test_a_killed_job_is_crashed_within_a_minute(cluster: LocalCluster, tmp_path
         until(lambda: jobs.job(attempt).state == "running" and process_of(jobs, attempt))
         service.started(run)
         os.kill(process_of(jobs, attempt), signal.SIGKILL)
-        killed = time.monotonic()
-        until(lambda: service.run(run["uid"])["status"] == "crashed")
-        assert time.monotonic() - killed < 60
+        until(lambda: service.run(run["uid"])["status"] == "crashed", 60)
         assert service.run(run["uid"])["message"] == "its process was ended by signal 9"
         dispatcher.stop()
 
