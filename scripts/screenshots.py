@@ -39,7 +39,6 @@ LIVE_STEPS = 14
 # layout switches and rank groups.
 PAGES: dict[str, str] = {
     "sign-in": "/sign-in",
-    # First: a run of which nothing is heard is lost after some minutes.
     "run-live": "/runs/{live}",
     "runs": "/",
     "runs-none-found": "/?status=failed",
@@ -51,7 +50,6 @@ PAGES: dict[str, str] = {
     "cluster-none": "/cluster",
     "settings": "/settings",
     "webhooks": "/webhooks",
-    "api-docs": "/docs",
     "timeline": "/runs/{demo}/timeline",
     "timeline-many": "/runs/{synthetic}/timeline",
     "timeline-heat": "/runs/{synthetic}/timeline?view=heat",
@@ -115,6 +113,8 @@ HIDE = """
 """
 # Figures are drawn within it, or the picture shows that they are not.
 DRAWN_MS = 20_000
+# Nothing more is heard of the run under way: it is not lost until all pictures are taken.
+LOST_SECONDS = 3600
 # Ray takes its time where others work.
 START_SECONDS = 120
 
@@ -137,7 +137,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         if filled or not given.pages:
             runs = import_runs(Path(folder))
-            with serving(Path(folder), "--no-local") as link:
+            with serving(Path(folder), "--no-local", "--launch.lost_after_s", str(LOST_SECONDS)) as link:
                 if not given.pages:
                     take_pictures(browser, link, runs)
                 addresses = {name: address.format(**runs) for name, address in filled.items()}
