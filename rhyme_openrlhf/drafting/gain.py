@@ -30,8 +30,7 @@ INTERVAL_STEPS = 4
 # Intervals that count: at a hundredth of the steps some 50,000 of them.
 KEPT = 128
 FEWEST = 8
-# Half the width of a 95 % interval, in standard errors; and of the one that switches, which is looked at often.
-WIDTH = 1.96
+# Half the width of the interval that switches, in standard errors. It is wide because it is looked at often.
 SWITCHING_WIDTH = 3.5
 # Samples running before and after an interval may differ by this share.
 ALIKE = 0.2
@@ -140,8 +139,9 @@ class GainMeter:
         """Return the figure; None before there are two comparisons."""
         if len(self._logs) < 2:
             return None
-        mean, low, high = self._against_without(WIDTH)
-        return Gain(mean, low, high, len(self._logs), self._drafting, self._within(WIDTH)[0])
+        width = half_width(len(self._logs))
+        mean, low, high = self._against_without(width)
+        return Gain(mean, low, high, len(self._logs), self._drafting, self._within(width)[0])
 
     def _within(self, width: float) -> tuple[float, float, float]:
         return _interval(self._logs, width)
@@ -174,7 +174,7 @@ class GainMeter:
         found = self.now()
         if found is None or found.intervals < FEWEST:
             return ""
-        ratio, at_least, at_most = self._within(WIDTH)
+        ratio, at_least, at_most = self._within(half_width(found.intervals))
         _, low, high = self._within(SWITCHING_WIDTH)
         words = f"{ratio:.2f} times the tokens per second (95 %: {at_least:.2f} to {at_most:.2f})"
         if self._drafting and high < 1:
@@ -200,6 +200,16 @@ class GainMeter:
             f"an engine without speculation (--no-histospec.enable) has {1 / found.ratio:.2f} times the tokens per "
             f"second of this one with drafts (95 %: {1 / found.high:.2f} to {1 / found.low:.2f}), at today's acceptance"
         )
+
+
+def half_width(comparisons: int) -> float:
+    """Return half the width of the 95 % interval of the mean of two comparisons or more, in standard errors.
+
+    Student's t, because few comparisons say little of their own spread: by table for two and three, else by its
+    expansion around the normal distribution, which is within 4 %.
+    """
+    freedom = comparisons - 1
+    return {1: 12.71, 2: 4.30}.get(freedom) or 1.96 + 2.37 / freedom + 2.82 / freedom**2
 
 
 def _interval(logs: Collection[float], width: float) -> tuple[float, float, float]:

@@ -41,6 +41,19 @@ def test_it_finds_the_gain_within_its_spread(gain: float) -> None:
     assert found.high / found.low < 1.05
 
 
+@pytest.mark.parametrize("comparisons", [2, 3, 4, 8])
+def test_the_interval_of_few_comparisons_has_the_gain_in_it_as_often_as_it_says(comparisons: int) -> None:
+    found = []
+    for seed in range(400):
+        meter = GainMeter(0.3)
+        run(meter, comparisons * round(INTERVAL_STEPS / 0.3), 1.2, 0.2, seed)
+        gain = meter.now()
+        assert gain is not None and gain.intervals == comparisons
+        found.append(gain.low < 1.2 < gain.high)
+    # 95 %, and a spread of 1.1 % over 400 runs.
+    assert sum(found) / len(found) > 0.91
+
+
 def test_intervals_take_their_share_of_the_steps() -> None:
     meter = GainMeter(SHARE)
     without = 0
