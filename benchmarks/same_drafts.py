@@ -256,6 +256,8 @@ def main() -> None:
         np.seterr(all="raise")
         print("RESULT " + json.dumps(results(chosen.cases, chosen.first)))
         return
+    if chosen.against is None:
+        parser.error("--against: give another checkout of this repository to compare with")
     here = Path(__file__).resolve().parent
     digests = []
     for checkout in (here.parent, chosen.against.resolve()):
