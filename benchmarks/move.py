@@ -39,6 +39,9 @@ THROUGHPUT = "throughput"
 
 # --- what a move costs
 
+# The first moves of each condition, which build kernels and allocate memory.
+WARM_UP = 2
+
 
 async def downtimes(session: Session, profile: Profile, contexts: list[int], beside: int, repeats: int) -> list[Any]:
     """Moves of samples of these contexts, by both carriers in turn, while `beside` samples decode at each engine."""
@@ -84,7 +87,7 @@ async def downtimes(session: Session, profile: Profile, contexts: list[int], bes
 
 def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians by condition, how far predictions were off, and how often the cheaper carrier was chosen."""
-    warm = [row for row in rows if row["repeat"] >= 2 and row["phase"] == "running" and row["downtime_s"]]
+    warm = [row for row in rows if row["repeat"] >= WARM_UP and row["phase"] == "running" and row["downtime_s"]]
     found: dict[str, Any] = {"conditions": []}
     chosen_right, off = [], {carrier: [] for carrier in CARRIERS}
     print("| context | beside | step ms | KV ms | steps | before its own | recompute ms | predicted | chosen right |")
@@ -267,6 +270,10 @@ def main() -> None:
     parser.add_argument("--counts", type=counted, nargs="+", default=[(24, 1), (12, 12)], help="skew: as 24+1")
     parser.add_argument("--paced", type=float, default=0, help="skew: pace to RLHFSpec 3.3, slower by this factor")
     options = parser.parse_args()
+    if options.what == "cost" and options.repeats <= WARM_UP:
+        parser.error(
+            f"--repeats: cost needs {WARM_UP + 1} or more, because the first {WARM_UP} of each condition do not count"
+        )
     found = cost(options) if options.what == "cost" else skew(options)
     kind = "emulated" if options.paced else "measured"
     conditions = {"kind": kind, "cpus": os.cpu_count(), "load_average": os.getloadavg()}
