@@ -35,12 +35,12 @@ class TimedMover(Mover):
         super().__init__(*args)
         self.took: dict[str, list[float]] = defaultdict(list)
 
-    async def _call(self, engine: int, method: str, *arguments: Any) -> Any:
+    async def _call(self, engine: int, method: Any, *arguments: Any) -> Any:
         began = time.monotonic()
         try:
             return await super()._call(engine, method, *arguments)
         finally:
-            self.took[method].append(time.monotonic() - began)
+            self.took[method.__name__].append(time.monotonic() - began)
 
 
 class Switcher(TpSwitcher):
