@@ -136,9 +136,7 @@ class Ours:
     def learn(self) -> None:
         lengths = {request.request_id: len(request.spec_token_ids) for request in self._requests}
         drafted = {name: length for name, length in lengths.items() if length}
-        self._scheduler.drafting.source.verified(
-            Verified([*drafted], np.array([*drafted.values()]), np.array([*drafted.values()]))
-        )
+        self._scheduler.drafting.source.verified(Verified.of([*drafted], [*drafted.values()], [*drafted.values()]))
         # In a version that has it: what a scheduler does while the forward pass runs.
         getattr(self._scheduler.drafting, "computing", lambda: None)()
 

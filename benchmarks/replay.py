@@ -22,8 +22,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES, HistoryDrafter, Verified
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.history.journal import HEADER, NO_RUN, read_entries
@@ -151,9 +149,7 @@ class Ours:
     def verified(self, sample: Sample, drafted: int, accepted: int) -> str:
         if not drafted:
             return ""
-        return SOURCE_NAMES[
-            self._drafter.verified(Verified([sample.name], np.array([drafted]), np.array([accepted]))).sources[0]
-        ]
+        return SOURCE_NAMES[self._drafter.verified(Verified.of([sample.name], [drafted], [accepted])).sources[0]]
 
     def finished(self, sample: Sample) -> None:
         self._drafter.finish(sample.name)

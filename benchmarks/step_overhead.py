@@ -43,8 +43,6 @@ WARM_UP = 30
 # Of a step on the machine of docs/benchmarks.md: alone, to verify at all, and for each token (seconds).
 STEP, VERIFY, ROW = 0.0075, 0.0015, 0.00007
 PROMPT_TOKENS = 48
-# The default of --histospec.window_max.
-LONGEST_DRAFT = 32
 MODEL_TOKENS = 640
 END = 0
 
@@ -134,8 +132,10 @@ def scheduler_of(
 
 def from_device(output: Any) -> Any:
     """Return a step's output as the second model runner has it: rows with room for the longest draft."""
+    from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+
     counts = np.fromiter(map(len, output.sampled_token_ids), np.int32, len(output.req_ids))
-    rows = np.full((counts.size, 1 + LONGEST_DRAFT), -1, np.int64)
+    rows = np.full((counts.size, 1 + HistoSpecSettings().window_max), -1, np.int64)
     rows[np.arange(rows.shape[1]) < counts[:, None]] = np.concatenate(output.sampled_token_ids)
     return SimpleNamespace(
         copy_event=SimpleNamespace(synchronize=lambda: None),

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from html import unescape
@@ -52,15 +54,6 @@ MESSAGE_KEYWORDS = frozenset({"help", "description", "epilog"})
 _WORDS = re.compile(r"(?<![\w-])(" + "|".join(WORDS) + r")(?![\w-])", re.IGNORECASE)
 # A sentence ends with a full stop, or with a colon or semicolon before a capital, a digit or a quoted word.
 _END = re.compile(r"(?<=[.!?])\s+|(?<=[:;])\s+(?=[A-Z0-9`*\"(\[])")
-# A comment's sign in a string begins none.
-_STRING_OR_COMMENT = re.compile(
-    r'"""(?:\\.|[^\\])*?"""'
-    r"|'''(?:\\.|[^\\])*?'''"
-    r'|"(?:\\.|[^"\\\n])*"'
-    r"|'(?:\\.|[^'\\\n])*'"
-    r"|#[^\n]*",
-    re.DOTALL,
-)
 _WORD = re.compile(r"[\w%'-]*[A-Za-z][\w%'-]*")
 
 
@@ -91,9 +84,9 @@ def of_python(file: str, source: str) -> Iterator[Finding]:
         yield from _words(file, line, text)
         yield from _sentences(file, line, text)
     comments: list[tuple[int, str]] = []
-    for line, comment in _comments(source):
-        if not re.match(r"#\s*(fmt|type|noqa|ruff|isort|pragma)\b", comment):
-            text = comment.lstrip("# ")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not re.match(r"#\s*(fmt|type|noqa|ruff|isort|pragma)\b", token.string):
+            line, text = token.start[0], token.string.lstrip("# ")
             if comments and comments[-1][0] + comments[-1][1].count("\n") + 1 == line:
                 comments[-1] = (comments[-1][0], f"{comments[-1][1]}\n{text}")
             else:
@@ -101,15 +94,6 @@ def of_python(file: str, source: str) -> Iterator[Finding]:
     for line, text in comments:
         yield from _words(file, line, text)
         yield from _sentences(file, line, text)
-
-
-def _comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each comment with its line, as `tokenize` does in ten times the time."""
-    line, end = 1, 0
-    for found in _STRING_OR_COMMENT.finditer(source):
-        line, end = line + source.count("\n", end, found.start()), found.start()
-        if found.group().startswith("#"):
-            yield line, found.group()
 
 
 def _messages(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:

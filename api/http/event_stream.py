@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 from prometheus_client import Gauge
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -18,6 +19,12 @@ from rhyme_openrlhf.api.store.bounds import INT64
 PING_SECONDS = 15
 # A client that reads nothing for this long is disconnected.
 SEND_SECONDS = 30.0
+
+
+def documented_stream(description: str) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of an operation that streams; `description`: of what it sends."""
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: {"description": f"Server-sent events: {description}", "content": content}}
 
 
 class LiveResponse(EventSourceResponse):

@@ -10,7 +10,7 @@ from sse_starlette import EventSourceResponse
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
-from rhyme_openrlhf.api.http.event_stream import LiveResponse, last_id
+from rhyme_openrlhf.api.http.event_stream import LiveResponse, documented_stream, last_id
 from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit, RunUid
 from rhyme_openrlhf.api.http.problems import documented
 from rhyme_openrlhf.api.live.streams import event_row, follow_events, follow_runs
@@ -93,12 +93,7 @@ def get_events(
     "/stream",
     summary="Events, live",
     response_class=EventSourceResponse,
-    responses={
-        200: {
-            "description": "Server-sent events: `id` is the event's id, `data` an EventView. First an event `open`.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
-    },
+    responses=documented_stream("`id` is the event's id, `data` an EventView. First an event `open`."),
 )
 def stream_events(
     uid: RunUid,
@@ -127,12 +122,7 @@ def stream_events(
     "/runs",
     summary="Runs, live",
     response_class=EventSourceResponse,
-    responses={
-        200: {
-            "description": "Server-sent events: `id` is a run's uid, `data` its RunSummary.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
-    },
+    responses=documented_stream("`id` is a run's uid, `data` its RunSummary."),
 )
 async def stream_runs(who: auth.Viewer, service: ServiceDep) -> Response:
     """Stream the newest runs that are not archived, and each run again when it has changed."""

@@ -17,7 +17,7 @@ from sse_starlette import EventSourceResponse
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
-from rhyme_openrlhf.api.http.event_stream import LiveResponse, last_id
+from rhyme_openrlhf.api.http.event_stream import LiveResponse, documented_stream, last_id
 from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.launch.actions import Launching
@@ -124,12 +124,7 @@ def download_log(
     "/log-stream/{name:path}",
     summary="Follow a log",
     response_class=EventSourceResponse,
-    responses={
-        200: {
-            "description": "Server-sent events: `id` is the end of a piece, `data` a LogChunk. First an event `open`.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
-    },
+    responses=documented_stream("`id` is the end of a piece, `data` a LogChunk. First an event `open`."),
 )
 def stream_log(
     uid: RunUid,

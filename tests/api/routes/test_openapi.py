@@ -5,6 +5,7 @@ Each request goes to a service on SQLite and to one on PostgreSQL: most of the t
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -18,6 +19,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from rhyme_openrlhf.api.store.webhooks import MOST_WEBHOOKS
 from tests.api.routes.wire_values import reads_right, valid
 
+# About a minute for all operations together, on both stores.
+SECONDS = 60.0
 EXAMPLES = 12
 # Operations that refuse more than a wrong form: an event's fields, a missing directory, a viewer's token for one run.
 # Every operation may refuse a cursor or a filter that was made up.
@@ -132,6 +135,7 @@ def test_every_operation_answers_as_described(described: Any, services: list[Any
     operations.sort(key=lambda operation: operation.method.upper() == "DELETE")
     assert len(operations) > 35
     assert {"POST /api/v1/specs/validate", "POST /api/v1/specs/command"} <= {one.label for one in operations}
+    began = time.monotonic()
     called = 0
     store = ""
     failures: list[str] = []
@@ -176,6 +180,7 @@ def test_every_operation_answers_as_described(described: Any, services: list[Any
                 failures.append(f"{operation.label}, {mode.value}, {store}: {failure}")
     assert not failures, "\n\n".join(failures)
     assert called > 5 * len(operations)
+    assert time.monotonic() - began < 5 * SECONDS
 
 
 def test_every_operation_says_what_it_needs_and_gives_an_example(described: Any) -> None:
