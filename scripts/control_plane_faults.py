@@ -55,8 +55,8 @@ STORES = ("sqlite", "postgresql")
 EVENTS_PER_SECOND = 400.0
 # Between two events of the client that sends one at a time.
 SINGLE_SECONDS = 0.02
-# Limit for a wait under a fault, or after it.
-LIMIT_SECONDS = 60.0
+# Limit for a wait under a fault, or after it, on a machine that does much else.
+LIMIT_SECONDS = 300.0
 # A PostgreSQL cluster with its first write-ahead log has 40 MB; the rest is for what the runs write.
 DISK_MB = 400
 REFUSALS = (503, 507)
@@ -222,7 +222,10 @@ def kill_postgresql(bench: Bench) -> None:
         main = psutil.Process(bench.postgresql.process)
         below = main.children()
         if bench.times % 2:
-            bench.chance.choice(below).kill()
+            try:
+                bench.chance.choice(below).kill()
+            except psutil.NoSuchProcess:  # its connection was closed since the look
+                continue
         else:
             main.kill()
             # They see it and end; a server that starts before is refused.

@@ -26,8 +26,8 @@ from pathlib import Path
 
 MISSING = 3
 DEBIAN_PROGRAMS = "/usr/lib/postgresql"
-# Making a cluster writes about 40 MB; a slow disk takes seconds.
-LIMIT_SECONDS = 120
+# Making a cluster writes about 40 MB, and a start recovers it: a slow disk and a busy machine take long.
+LIMIT_SECONDS = 300
 
 
 def programs() -> Path | None:
@@ -89,6 +89,8 @@ class Server:
             group=None if user is None else user.pw_gid,
             extra_groups=None if user is None else [],
             start_new_session=True,
+            # pg_ctl itself would give up after a minute.
+            env={**os.environ, "PGCTLTIMEOUT": str(LIMIT_SECONDS)},
             timeout=LIMIT_SECONDS,
             check=False,
         )

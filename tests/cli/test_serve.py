@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -22,6 +23,9 @@ import rhyme_openrlhf
 from rhyme_openrlhf.cli.serve import ServeError, main, read_options
 from rhyme_openrlhf.client import exchange
 
+# On a busy machine, the imports of a service's start take longer than a minute.
+LIMIT_SECONDS = 240
+pytestmark = pytest.mark.timeout(5 * LIMIT_SECONDS)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rhyme_openrlhf.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
 
 
@@ -31,6 +35,12 @@ def serve(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, cwd=tmp_path
     )
+
+
+def client_of(url: str, token: str = "") -> httpx.Client:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    transport = httpx.HTTPTransport(retries=20)
+    return httpx.Client(base_url=url, headers=headers, transport=transport, timeout=LIMIT_SECONDS)
 
 
 def test_local_is_the_default_and_the_options_are_typed(tmp_path: Path) -> None:
@@ -81,14 +91,14 @@ def test_it_serves_shows_a_link_at_each_start_and_ends(
         lines = [process.stdout.readline()]
         address = re.search(r"http://127\.0\.0\.1:\d+", lines[0])
         assert address, lines
-        with httpx.Client(base_url=address[0], transport=httpx.HTTPTransport(retries=20)) as client:
+        with client_of(address[0]) as client:
             assert client.get("/healthz").status_code == 200
             assert client.get("/api/v1/runs").status_code == 401
         second = serve(tmp_path, "--no-local")
-        said, _ = second.communicate(timeout=30)
+        said, _ = second.communicate(timeout=LIMIT_SECONDS)
         assert second.returncode == 2 and "another `rhyme serve` uses" in said
         process.send_signal(end)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=LIMIT_SECONDS)
         assert process.returncode == 0, rest
         links += re.findall(r"#code=(\S+)", "".join(lines) + rest)
     assert len(set(links)) == 2
@@ -102,20 +112,20 @@ def test_a_new_link_is_printed_while_a_service_runs_and_after(tmp_path: Path, st
         # What the service printed itself is lost.
         assert "#code=" in process.stdout.readline()
         address, code = new_link(tmp_path)
-        with httpx.Client(base_url=address, transport=httpx.HTTPTransport(retries=20)) as browser:
+        with client_of(address) as browser:
             assert browser.post("/api/v1/session", json={"token": code}).json()["role"] == "operator"
             assert browser.get("/api/v1/tokens").status_code == 200
             assert browser.post("/api/v1/session", json={"token": code}).status_code == 401
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=LIMIT_SECONDS)
     assert new_link(tmp_path)[0] == address
 
 
 def new_link(tmp_path: Path) -> tuple[str, str]:
     """Address and code of a new link for the service of the test."""
     asking = serve(tmp_path, "--new-link")
-    said, _ = asking.communicate(timeout=30)
+    said, _ = asking.communicate(timeout=LIMIT_SECONDS)
     found = re.search(r"(http://127\.0\.0\.1:\d+)/#code=(\S+)\n", said)
     assert asking.returncode == 0 and found, said
     return found[1], found[2]
@@ -147,15 +157,15 @@ def test_a_service_whose_output_nobody_reads_goes_on(tmp_path: Path, starts_serv
             text=True,
             env=ENVIRONMENT,
         )
-    end = time.monotonic() + 60
+    end = time.monotonic() + LIMIT_SECONDS
     while True:
         with contextlib.suppress(httpx.TransportError):
-            assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=30).status_code == 200
+            assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=LIMIT_SECONDS).status_code == 200
             break
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=LIMIT_SECONDS)
     assert (process.returncode, said) == (0, "")
 
 
@@ -164,7 +174,7 @@ def test_a_second_service_on_the_database_says_who_starts_runs(tmp_path: Path, s
     assert first.stdout is not None
     address = re.search(r"http://127\.0\.0\.1:\d+", first.stdout.readline())
     assert address
-    with httpx.Client(base_url=address[0], transport=httpx.HTTPTransport(retries=20), timeout=60) as client:
+    with client_of(address[0]) as client:
         assert client.get("/readyz").status_code == 200
     assert "#code=" in first.stdout.readline()
     second = serve(
@@ -176,15 +186,16 @@ def test_a_second_service_on_the_database_says_who_starts_runs(tmp_path: Path, s
     assert "#code=" in second.stdout.readline()
     said = second.stdout.readline()
     assert said.startswith("rhyme serve: this service does not dispatch") and f"process {first.pid} on " in said
-    # An orderly end gives the lease up at once.
-    first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=60)
-    ended = time.monotonic()
+    with contextlib.closing(sqlite3.connect(tmp_path / "data" / "rhyme.sqlite")) as store:
+        holder = "SELECT service FROM dispatch_lease"
+        held = store.execute(holder).fetchone()
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=LIMIT_SECONDS)
+        # An orderly end gives the lease up. How soon the second service notices depends on the machine.
+        assert store.execute(holder).fetchone() != held
     assert second.stdout.readline().startswith("rhyme serve: this service dispatches now")
-    # Sooner than a lease that had to run out.
-    assert time.monotonic() - ended < 15
     second.send_signal(signal.SIGTERM)
-    second.communicate(timeout=60)
+    second.communicate(timeout=LIMIT_SECONDS)
     assert second.returncode == 0
 
 
@@ -205,10 +216,8 @@ def test_the_demonstration_shows_runs_without_ray_and_leaves_nothing(tmp_path: P
     assert address
     link = re.search(r"#code=(\S+)", process.stdout.readline())
     assert link
-    headers = {"Authorization": f"Bearer {exchange(address[0], link[1], 'test').token}"}
-    with httpx.Client(
-        base_url=address[0] + "/api/v1", headers=headers, transport=httpx.HTTPTransport(retries=20), timeout=30
-    ) as client:
+    token = exchange(address[0], link[1], "test").token
+    with client_of(address[0] + "/api/v1", token) as client:
         runs = {run["name"]: run for run in client.get("/runs").json()["items"]}
         # Three seeds with drafts and three without, an asynchronous run, a made one, and the one that is replayed.
         assert len(runs) == 9 and all(run["tags"] in (["recording"], ["synthetic"]) for run in runs.values())
@@ -222,7 +231,7 @@ def test_the_demonstration_shows_runs_without_ray_and_leaves_nothing(tmp_path: P
         assert client.get(f"/runs/{uid}/system", params={"name": "cpu"}).json()["nodes"]
         assert client.get(f"/runs/{uid}/attempts/1/logs").json()
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0, rest
     assert list(folder.iterdir()) == []
 
@@ -243,11 +252,11 @@ def test_local_starts_ray_and_stops_it_again(tmp_path: Path, starts_ray: None, s
     assert address
     link = re.search(r"#code=(\S+)", process.stdout.readline())
     assert link
-    headers = {"Authorization": f"Bearer {exchange(address[0], link[1], 'test').token}"}
-    with httpx.Client(base_url=address[0], headers=headers, transport=httpx.HTTPTransport(retries=20)) as client:
+    token = exchange(address[0], link[1], "test").token
+    with client_of(address[0], token) as client:
         verdict = client.post("/api/v1/specs/validate", json={"command": "rhyme demo"}).json()
         assert verdict["valid"], verdict
     assert (tmp_path / "data" / "ray.json").exists()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0 and not (tmp_path / "data" / "ray.json").exists()

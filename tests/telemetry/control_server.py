@@ -34,6 +34,8 @@ class ControlServer:
         self.heartbeats: list[bool] = []
         self.announced: list[dict[str, Any]] = []
         self.batches = 0
+        # Answers that were lost after their batch was stored.
+        self.lost = 0
         self.retry_after = "0"
         self.released = threading.Event()
         server = self
@@ -107,7 +109,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             time.sleep(0.1)
         status = self.control.take(body)
-        if fault == "lose":
+        if fault == "lose" and status == 200:
+            self.control.lost += 1
             return self._cut()
         if fault == "nonsense":
             return self._answer(200, None)

@@ -22,7 +22,7 @@ from rhyme_openrlhf.telemetry.reporter import Reporter, read_report
 from rhyme_openrlhf.telemetry.run_directory import REPORTER_FILE, STOP_REQUEST, TOKEN_VARIABLE
 from tests.telemetry.control_server import ATTEMPT, RUN, TOKEN, ControlServer, Fault, make_run, written
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SOURCES = ("driver", "trainer", "engine-0")
 
 
@@ -43,12 +43,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "LONGEST_PAUSE_SECONDS", 0.1)
 
 
-@pytest.fixture
-def short_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Soon a hanging server is given up. Only for tests with one: elsewhere a slow machine's answer would be resent."""
-    monkeypatch.setattr(control_connection, "REQUEST_SECONDS", 0.3)
-
-
 class Running:
     """A reporter in a thread of this process."""
 
@@ -62,6 +56,14 @@ class Running:
         self.ending.set()
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the reporter does not end"
+
+    def wait_s(self, seconds: float) -> None:
+        """Give up requests of the next connection after this time."""
+        self.reporter._connection._connection.timeout = seconds
+
+    def fails(self, times: int) -> None:
+        """Wait until this many requests in a row have failed."""
+        until(lambda: self.reporter._failures >= times, "requests that fail")
 
 
 def write(run: Path, count: int, finish: bool = True, pause_s: float = 0.0, size: int = 20) -> None:
@@ -96,15 +98,25 @@ def test_everything_arrives_once_and_the_end_is_told(tmp_path: Path, server: Con
     assert running.reporter.unsent() == ""
 
 
-@pytest.mark.usefixtures("short_requests")
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_lost_through_any_fault(tmp_path: Path, server: ControlServer, seed: int) -> None:
+def test_nothing_is_lost_through_any_fault(
+    tmp_path: Path, server: ControlServer, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Down, slow, 500, 429, 503, 413, cut, hanging, nonsense, and answers that get lost after the batch was stored."""
+    monkeypatch.setattr(control_connection, "REQUEST_SECONDS", 0.3)
     chance = random.Random(seed)
     faults: list[Fault] = ["ok"] * 8 + ["cut", "slow", "lose", "lose", "nonsense", 500, 502, 429, 503, 413]
-    chosen = [chance.choice(faults) for _ in range(400)]
-    chosen[3], chosen[5] = "hang", "lose"
-    server.fault = lambda number: chosen[number] if number < 60 else "ok"
+    chosen = [chance.choice(faults) for _ in range(60)]
+
+    def fault(number: int) -> Fault:
+        if number == 3:
+            # Soon given up; after it, all answers are waited for, because those of a busy machine took more than 0.3 s.
+            running.wait_s(DEADLINE_S)
+            return "hang"
+        # How many batches there are depends on the machine's speed, and one that is too large is not stored.
+        return "lose" if number > 5 and not server.lost else chosen[number] if number < 60 else "ok"
+
+    server.fault = fault
     server.most_events = 150
     run = make_run(tmp_path / "run", server.url)
     running = Running(run)
@@ -121,7 +133,7 @@ def test_a_server_that_comes_late_gets_all(tmp_path: Path) -> None:
     first.close()
     running = Running(run)
     write(run, 500)
-    time.sleep(0.5)
+    running.fails(3)
     late = ControlServer(port=first.port)
     running.end()
     late.close()
@@ -149,11 +161,11 @@ def test_a_retry_after_is_obeyed(tmp_path: Path, server: ControlServer) -> None:
         asked.append(time.monotonic())
         return 429 if number == 1 else "ok"
 
-    server.fault, server.retry_after = fault, "2"
+    server.fault, server.retry_after = fault, "1"
     run = make_run(tmp_path / "run", server.url)
     write(run, 10)
     Running(run).end()
-    assert asked[1] - asked[0] >= 2.0
+    assert asked[1] - asked[0] >= 1.0
     assert server.stored == written(run)
 
 
@@ -181,6 +193,7 @@ def test_a_stop_is_passed_on_once(tmp_path: Path, server: ControlServer, monkeyp
     run = make_run(tmp_path / "run", server.url)
     running = Running(run)
     until(lambda: len(server.heartbeats) > 3, "heartbeats")
+    before = time.time()
     assert not (run / STOP_REQUEST).exists()
     server.stop = True
     until((run / STOP_REQUEST).exists, "the stop request")
@@ -189,7 +202,7 @@ def test_a_stop_is_passed_on_once(tmp_path: Path, server: ControlServer, monkeyp
     until(lambda: len(server.heartbeats) > beats + 3, "more heartbeats")
     running.end()
     assert json.loads((run / STOP_REQUEST).read_text()) == first
-    assert first["by"] == server.url and abs(first["requested_at"] - time.time()) < DEADLINE_S
+    assert first["by"] == server.url and before <= first["requested_at"] <= time.time()
 
 
 def test_a_server_that_forgot_the_run_is_told_all_again(tmp_path: Path, server: ControlServer) -> None:
@@ -228,7 +241,7 @@ def test_a_renewed_token_is_read(tmp_path: Path, server: ControlServer, capsys: 
     run = make_run(tmp_path / "run", server.url, token_file=str(token_file))
     write(run, 10)
     running = Running(run)
-    time.sleep(0.3)
+    running.fails(2)
     token_file.write_text(server.token)
     running.end()
     assert server.stored == written(run)
@@ -268,22 +281,21 @@ def test_killed_again_and_again_nothing_is_lost(tmp_path: Path, server: ControlS
     server.fault = lambda number: "slow" if number % 3 else "ok"
     run = make_run(tmp_path / "run", server.url)
     fast = "r.BATCH_AGE_SECONDS = 0.01; r.POLL_SECONDS = 0.005"
-    writer = threading.Thread(target=write, args=(run, 4000), kwargs={"pause_s": 0.001})
-    writer.start()
-    kills = 0
-    while writer.is_alive():
+    for _ in range(8):
         process = start(run, fast)
-        time.sleep(0.25 + chance.random() / 3)
+        # A process needs a second to start on a busy machine: each is killed in the middle of its own batches.
+        for known in range(server.batches, server.batches + chance.randint(1, 5)):
+            write(run, 100, finish=False)
+            until(lambda known=known: server.batches > known, "a batch")
+        time.sleep(chance.random() / 10)
         process.send_signal(signal.SIGKILL)
         process.wait(DEADLINE_S)
         assert process.stdin is not None
         process.stdin.close()
-        kills += 1
-    writer.join()
+    write(run, 100)
     last = start(run, fast)
     last.communicate(timeout=DEADLINE_S)
     assert last.returncode == 0
-    assert kills >= 5
     assert server.stored == written(run)
 
 
@@ -313,8 +325,8 @@ def test_terminated_with_its_job_it_sends_the_rest(tmp_path: Path, server: Contr
     process.terminate()
     process.terminate()
     write(run, 1000)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
+    until(lambda: len(server.stored) == 1011, "the rest")
+    assert process.poll() is None
     process.communicate(timeout=DEADLINE_S)
     assert process.returncode == reporter.SENT
     assert server.stored == written(run) and server.heartbeats[-1] is False
@@ -327,12 +339,12 @@ def test_it_ends_in_time_when_the_server_does_not_take_the_rest(tmp_path: Path, 
     run = make_run(tmp_path / "run", server.url)
     write(run, 100)
     process = start(run, "r.FLUSH_SECONDS = 1.5")
-    started = time.monotonic()
     process.communicate(timeout=DEADLINE_S)
     assert process.returncode == reporter.NOT_SENT
-    assert time.monotonic() - started < 20
     server.close()
     said = (run / "logs" / "reporter.log").read_text()
+    # Its start, on a busy machine the longer part, is not in that time.
+    assert "gave up after 1.5 s: " in said
     assert "MB of events are not sent" in said and f"rhyme runs import {run}" in said
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,10 +165,9 @@ def test_a_run_that_does_not_end_is_ended(bench: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(weights, "STOP_SECONDS", 1)
     # Deaf to Ctrl-C.
     training(monkeypatch, "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(1000)")
-    started = time.monotonic()
     with pytest.raises(VerifyError, match="did not end within 1 s"):
+        # Without an end, longer than any test may take.
         weights.run(bench)
-    assert time.monotonic() - started < 60
 
 
 def test_prompts_with_images_are_not_covered(bench: Any) -> None:

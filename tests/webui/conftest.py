@@ -35,7 +35,9 @@ from rhyme_openrlhf.webui.install import install
 from tests.api.launch_service import Cluster
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
-START_SECONDS = 20
+START_SECONDS = 60
+# httpx gives up after 5 s, in which a busy machine has not simulated a run of another size, and may not have answered.
+ANSWER_SECONDS = 120
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -66,9 +68,14 @@ class Dashboard:
     def link(self, role: str = "operator", path: str = "/") -> str:
         return f"{self.url}{path}#token={self.tokens[role]}"
 
+    def client(self, role: str = "") -> httpx.Client:
+        """Return a client with the token of that role, or of nobody."""
+        headers = {"Authorization": f"Bearer {self.tokens[role]}"} if role else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=ANSWER_SECONDS)
+
     def signed_in(self, role: str = "operator") -> httpx.Client:
         """Return a client with a session of that role."""
-        client = httpx.Client(base_url=self.url)
+        client = self.client()
         opened = client.post("/api/v1/session", json={"token": self.tokens[role]})
         assert opened.status_code == 200
         client.headers["X-CSRF-Token"] = opened.json()["csrf"]

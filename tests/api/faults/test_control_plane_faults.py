@@ -18,6 +18,8 @@ pytest.importorskip("uvicorn")
 ROOT = Path(rhyme_openrlhf.__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "control_plane_faults.py"
 TEMPORARY_POSTGRESQL = ROOT / "scripts" / "temporary_postgresql.py"
+# Half a minute on a quiet machine; each of up to five processes needs a minute to start on a busy one.
+LIMIT_SECONDS = 900
 
 
 def skip_without(name: str, store: str) -> None:
@@ -30,6 +32,7 @@ def skip_without(name: str, store: str) -> None:
         pytest.skip("only root can mount a small disk")
 
 
+@pytest.mark.timeout(LIMIT_SECONDS + 60)
 # Not every pair: what differs between the stores is how they die and how they run out of space.
 @pytest.mark.parametrize(
     ("name", "store"),
@@ -50,7 +53,8 @@ def test_nothing_is_lost_or_doubled(name: str, store: str, tmp_path: Path, start
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--only", name, "--stores", store, "--seconds", "2", "--runs", "2",
          "--out", str(out)],
-        capture_output=True, text=True, timeout=280, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(out.read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -118,19 +117,21 @@ def test_of_many_that_ask_at_once_one_gets_it(database: Database) -> None:
 
 
 def test_a_transaction_that_froze_does_not_keep_the_lease_on_postgresql(postgresql_url: str) -> None:
-    stores = [Database(postgresql_url) for _ in range(2)]
-    # As short as a test may wait; the server ends what is idle for two thirds of it.
+    stores, clock = [Database(postgresql_url) for _ in range(2)], [100.0]
+    # The server ends what is idle for 2 s by its own clock, in which a busy machine must have sent the next statement.
     holder, other = (
-        Lease(store, Candidate(name * 16, True), seconds=0.9) for store, name in zip(stores, "ab", strict=True)
+        Lease(store, Candidate(name * 16, True), lambda: clock[0], seconds=3.0)
+        for store, name in zip(stores, "ab", strict=True)
     )
     assert holder.keep() == 1
     with pytest.raises(DBAPIError), holder.changing(1) as session:
         # The row is locked, and the process stops before the end of the transaction.
         session.execute(text("UPDATE dispatch_lease SET beats = beats"))
-        end = time.monotonic() + 20
-        while other.keep() is None:
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        # Its last look asks for the row, and waits until the server has ended the transaction.
+        for _ in range(3):
+            assert other.keep() is None
+            clock[0] += 1
+        assert other.keep() == 2
     with pytest.raises(LeaseLost):
         holder.confirm(1)
     for store in stores:
@@ -138,32 +139,37 @@ def test_a_transaction_that_froze_does_not_keep_the_lease_on_postgresql(postgres
 
 
 HOLDER = """
-import sys, time
+import sys
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.launch.lease import Candidate, Lease
-lease = Lease(Database(sys.argv[1]), Candidate("a" * 16, True), seconds=1.0)
-print(lease.keep(), flush=True)
+lease = Lease(Database(sys.argv[1]), Candidate("a" * 16, True))
 while True:
-    time.sleep(0.05)
-    lease.keep()
+    print(lease.keep(), flush=True)
+    sys.stdin.readline()
 """
 
 
 @pytest.mark.usefixtures("starts_python")
 def test_the_lease_of_a_process_that_was_killed_is_taken_over(database: Database) -> None:
     url = database.engine.url.render_as_string(hide_password=False)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None and holder.stdout.readline() == "1\n"
-    other = Lease(database, Candidate("b" * 16, True), seconds=1.0)
+    command = [sys.executable, "-c", HOLDER, url]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdin is not None and holder.stdout is not None
+    clock = [100.0]
+    other = lease(database, "b", clock)
+    # A turn of the holder at each of the other's: by real clocks, a busy machine's holder was late and lost the lease.
     for _ in range(10):
-        assert other.keep() is None
-        time.sleep(0.2)
+        assert holder.stdout.readline() == "1\n" and other.keep() is None
+        clock[0] += SECONDS / 3
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+    assert holder.stdout.readline() == "1\n"
     holder.kill()
-    holder.wait()
-    end = time.monotonic() + 20
-    while other.keep() is None:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    holder.communicate()
+    for _ in range(3):
+        assert other.keep() is None
+        clock[0] += SECONDS / 3
+    assert other.keep() == 2
 
 
 class Services(RuleBasedStateMachine):

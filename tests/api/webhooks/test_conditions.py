@@ -17,7 +17,7 @@ from rhyme_openrlhf.api.store.models import WebhookDelivery
 from rhyme_openrlhf.api.webhooks.conditions import WINDOW, Conditions, idle_percent, reward_fall
 from rhyme_openrlhf.telemetry.events import RolloutProgress, SystemSample, TrainStep
 from tests.api.http_service import START, Api
-from tests.api.webhooks.test_deliveries import webhook
+from tests.api.webhooks.stored import webhook
 
 UID = "a" * 16
 IDLE = SystemSample("node-a", 0.5, 1.5, 1, 2, 3, None, None, [], [], [], {}, {})

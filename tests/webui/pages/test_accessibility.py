@@ -101,7 +101,7 @@ def test_no_page_has_a_serious_fault(demo_dashboard: Any, chromium: Any, axe: st
         context = chromium.new_context(
             color_scheme=theme, reduced_motion="reduce", viewport={"width": 1280, "height": 900}
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         for path in PUBLIC:
             page.goto(demo_dashboard.url + path)

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 from sqlalchemy import update
@@ -87,7 +86,7 @@ def test_a_figure_of_several_runs(compared: Any) -> None:
     assert none["layout"]["meta"]["empty"] and none["data"] == []
     assert client.get("/ui/figures/none", params={"run": uids}).status_code == 404
     assert client.get("/ui/figures/reward").status_code == 422
-    assert httpx.get(f"{compared.url}/ui/figures/reward", params={"run": uids}).status_code == 401
+    assert compared.client().get("/ui/figures/reward", params={"run": uids}).status_code == 401
 
 
 def test_what_a_run_is_called_is_no_markup_in_a_figure_and_no_formula_in_its_file(

@@ -29,9 +29,7 @@ def with_provider(
 ) -> Iterator[Dashboard]:
     """A service whose sign-in page has the provider's button."""
     monkeypatch.setenv("RHYME_OPENID_CLIENT_SECRET", CLIENT_SECRET)
-    openid = OpenIdSettings(
-        issuer=provider.issuer, client_id=CLIENT_ID, operators="rl", title_of_provider="<Example>", wait_s=5.0
-    )
+    openid = OpenIdSettings(issuer=provider.issuer, client_id=CLIENT_ID, operators="rl", title_of_provider="<Example>")
     app = create_app(make_settings(), openid_settings=openid)
     install(app)
     with serving(app) as port:

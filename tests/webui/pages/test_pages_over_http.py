@@ -5,7 +5,6 @@ import re
 import time
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import text
 
@@ -24,10 +23,11 @@ from rhyme_openrlhf.webui.pages.sign_in import local_path
 
 
 def test_without_a_session_pages_lead_to_sign_in_and_back(dashboard: Any) -> None:
-    answer = httpx.get(f"{dashboard.url}/?text=a%26b&sort=name")
+    stranger = dashboard.client()
+    answer = stranger.get("/?text=a%26b&sort=name")
     assert answer.status_code == 303
     assert answer.headers["location"] == "/sign-in?next=%2F%3Ftext%3Da%2526b%26sort%3Dname"
-    page = httpx.get(dashboard.url + answer.headers["location"])
+    page = stranger.get(answer.headers["location"])
     assert page.status_code == 200 and 'data-next="/?text=a%26b&amp;sort=name"' in page.text
 
 
@@ -39,13 +39,13 @@ def test_head_answers_as_get_does(dashboard: Any, path: str) -> None:
     assert (head.status_code, head.content) == (got.status_code, b"")
     assert head.headers["content-type"] == got.headers["content-type"]
     # Nobody who is not signed in sees that a page is there.
-    without = httpx.head(dashboard.url + address)
-    assert without.status_code == httpx.get(dashboard.url + address).status_code
+    stranger = dashboard.client()
+    assert stranger.head(address).status_code == stranger.get(address).status_code
 
 
 @pytest.mark.parametrize("path", ["/ui/parts/runs", "/ui/runs/{uid}/parts/header", "/ui/runs/{uid}/figures/reward"])
 def test_without_a_session_pieces_are_refused(dashboard: Any, path: str) -> None:
-    answer = httpx.get(dashboard.url + path.format(uid=dashboard.run_uid))
+    answer = dashboard.client().get(path.format(uid=dashboard.run_uid))
     assert answer.status_code == 401 and answer.headers["content-type"] == "application/problem+json"
 
 
@@ -85,31 +85,31 @@ def test_no_page_shows_a_secret_that_an_earlier_version_stored(launching_dashboa
 
 
 def test_pages_are_not_kept_and_static_files_are(dashboard: Any) -> None:
-    page = dashboard.signed_in().get("/")
+    page, stranger = dashboard.signed_in().get("/"), dashboard.client()
     assert page.headers["cache-control"] == "no-store"
     addresses = re.findall(r'(?:src|href|data-plotly)="(/static/[^"#]*)', page.text)
     assert len(addresses) > 5
     for address in addresses:
-        answer = httpx.get(dashboard.url + address)
+        answer = stranger.get(address)
         assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"], address
 
 
 def test_a_page_asks_for_all_its_scripts_at_once(dashboard: Any) -> None:
-    page = dashboard.signed_in().get("/").text
+    page, stranger = dashboard.signed_in().get("/").text, dashboard.client()
     asked = re.findall(r'<link rel="modulepreload" href="([^"]*)">', page)
     (first,) = re.findall(r'<script type="module" src="([^"]*/page\.js)"', page)
     for address in (first, *asked):
-        for name in re.findall(r'from "\./([^"]+)"', httpx.get(dashboard.url + address).text):
+        for name in re.findall(r'from "\./([^"]+)"', stranger.get(address).text):
             assert f"{first.rpartition('/')[0]}/{name}" in asked, name
     assert len(asked) == len(set(asked)) > 5
 
 
 def test_plotly_is_sent_packed(dashboard: Any) -> None:
-    page = dashboard.signed_in().get("/").text
-    (address,) = re.findall(r'data-plotly="([^"]*)"', page)
-    with httpx.stream("GET", dashboard.url + address, headers={"Accept-Encoding": "gzip"}) as packed:
+    stranger = dashboard.client()
+    (address,) = re.findall(r'data-plotly="([^"]*)"', dashboard.signed_in().get("/").text)
+    with stranger.stream("GET", address, headers={"Accept-Encoding": "gzip"}) as packed:
         sent = sum(map(len, packed.iter_raw()))
-    plain = httpx.get(dashboard.url + address, headers={"Accept-Encoding": "identity"})
+    plain = stranger.get(address, headers={"Accept-Encoding": "identity"})
     assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
     assert sent < len(plain.content) / 2
 
@@ -126,7 +126,7 @@ def test_a_page_with_figures_asks_for_the_drawing_library_at_once(dashboard: Any
 
 
 def test_the_description_of_the_api_is_open_to_all_and_whole(dashboard: Any) -> None:
-    page = httpx.get(f"{dashboard.url}/docs")
+    page = dashboard.client().get("/docs")
     # The name of SVG's language, and the address in the example of a webhook, are read by nobody's browser.
     text = page.text.replace("https://www.w3.org", "").replace("&#34;https://example.org/hook&#34;", "")
     assert page.status_code == 200 and "https://" not in text
@@ -193,12 +193,10 @@ def test_names_are_shown_as_text(dashboard: Any) -> None:
 
 
 def test_a_run_says_what_it_does_now(dashboard: Any) -> None:
-    client = httpx.Client(
-        base_url=f"{dashboard.url}/api/v1", headers={"Authorization": f"Bearer {dashboard.tokens['operator']}"}
-    )
+    client = dashboard.client("operator")
     uid, attempt = "a" * 16, "b" * 16
     body = {"run": uid, "name": "new", "run_directory": "", "config": {}}
-    assert client.put(f"/ingest/attempts/{attempt}", json=body).status_code == 200
+    assert client.put(f"/api/v1/ingest/attempts/{attempt}", json=body).status_code == 200
     reader = dashboard.signed_in("viewer")
 
     def shown() -> list[str]:
@@ -220,7 +218,7 @@ def test_a_run_says_what_it_does_now(dashboard: Any) -> None:
     ]
     for number, (event, phase) in enumerate(said):
         rows = [to_json(event, begun + number, "driver", number)]
-        assert client.post(f"/ingest/attempts/{attempt}/batches", json={"events": rows}).status_code == 200
+        assert client.post(f"/api/v1/ingest/attempts/{attempt}/batches", json={"events": rows}).status_code == 200
         header, table = shown()
         assert phase in header and ("Now: " in header) == bool(phase)
         assert number > 5 or phase in table

@@ -12,8 +12,7 @@ import pytest
 
 @pytest.fixture
 def client(demo_dashboard: Any) -> httpx.Client:
-    client = httpx.Client(base_url=demo_dashboard.url)
-    assert client.post("/api/v1/session", json={"token": demo_dashboard.tokens["viewer"]}).status_code == 200
+    client: httpx.Client = demo_dashboard.signed_in("viewer")
     return client
 
 
@@ -114,8 +113,7 @@ def events_are_filtered(client: httpx.Client, run: str, api: str) -> None:
 
 
 def test_a_run_without_any_of_it_says_so(dashboard: Any) -> None:
-    client = httpx.Client(base_url=dashboard.url)
-    client.post("/api/v1/session", json={"token": dashboard.tokens["viewer"]})
+    client = dashboard.signed_in("viewer")
     run = f"/runs/{dashboard.run_uid}"
     assert "--telemetry.sample_groups" in client.get(f"{run}/samples").text
     assert "No logs here" in client.get(f"{run}/logs").text

@@ -15,7 +15,7 @@ from rhyme_openrlhf.api.ingest.importer import import_directory
 # Runs if any of it becomes more than text.
 HOSTILE = "</pre><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>{{ 7*7 }}\x1b[31m"
 LINES = 60_000
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 
 def hostile_run(dashboard: Any, run_directory: Path) -> str:

@@ -17,7 +17,7 @@ from rhyme_openrlhf.run.model_shape import read_shape
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.workload import drawn
 from tests.latency import formula
-from tests.simulation.test_recorded_run import CLUSTER, FEATURES, PROFILE, RATES, SHAPE, placed, record
+from tests.simulation.recorded import CLUSTER, FEATURES, PROFILE, RATES, SHAPE, placed, record
 
 MODEL = str(embedded.MODEL)
 

@@ -174,8 +174,7 @@ def test_moves_are_the_same_everywhere(dashboard: Any, tmp_path: Path) -> None:
 
 def viewer(dashboard: Any) -> httpx.Client:
     """Signed in to see."""
-    client = httpx.Client(base_url=dashboard.url)
-    client.post("/api/v1/session", json={"token": dashboard.tokens["viewer"]})
+    client: httpx.Client = dashboard.signed_in("viewer")
     return client
 
 
