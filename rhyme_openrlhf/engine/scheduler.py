@@ -248,12 +248,16 @@ class LateEngineScheduler(AsyncEngineScheduler):
         requests = [self.requests[name] for name in scheduler_output.num_scheduled_tokens]
         self._drafting.keep_room([request for request in requests if request.spec_token_ids])
 
-    def fill(self, output: Any, sampled: Sampled) -> Any:
+    def fill(self, output: Any, sampled: Callable[[], Sampled]) -> Any:
         """Return the scheduled step with its drafts, when the step before has `sampled`."""
+        # What needs no tokens is done before they are there.
         self._tell_filled()
+        room = late_drafts.room_of(output)
+        context = self._drafting.context_of(room.requests)
+        tokens = sampled()
         if self._open is not None:
-            self._heard(sampled)
-        self._step = late_drafts.filled(output, self._drafting.draft_late(output))
+            self._heard(tokens)
+        self._step = late_drafts.filled(output, room, self._drafting.draft_late(output, room, context))
         self._open, self._untold = output, True
         return self._step
 
