@@ -198,10 +198,11 @@ class LateEngineScheduler(AsyncEngineScheduler):
         assert self.drafting is not None
         self._drafting = self.drafting
         parallel = self.parallel_config
-        if (backend := parallel.distributed_executor_backend) not in late_drafts.EXECUTORS:
+        if not late_drafts.fills(self.vllm_config):
             raise ValueError(
-                f"--drafting.runner v2-async goes with vLLM's executors {', '.join(late_drafts.EXECUTORS)}, and this "
-                f"engine has '{backend}': take --drafting.runner v2"
+                f"--drafting.runner v2-async goes with vLLM's executors {', '.join(late_drafts.EXECUTORS)} "
+                f"(VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1), and this engine has another one "
+                f"('{parallel.distributed_executor_backend}'): take --drafting.runner v2"
             )
         if parallel.pipeline_parallel_size > 1:
             raise ValueError(

@@ -30,6 +30,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import vllm.config.vllm
 from numpy.typing import NDArray
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import AsyncOutputFuture, UniProcExecutor
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
@@ -73,6 +74,13 @@ def offer(vllm_config: Any, drafting: Late) -> None:
     setattr(vllm_config, LATE, drafting)
 
 
+def fills(vllm_config: Any) -> bool:
+    """Return whether the configured executor fills steps; of vLLM's two for Ray's actors the newer one does."""
+    executor = Executor.get_class(vllm_config)
+    named = vllm_config.parallel_config.distributed_executor_backend in EXECUTORS
+    return named and issubclass(executor, (UniProcExecutor, MultiprocExecutor))
+
+
 def late_of(executor: Any) -> Late | None:
     """Return the drafting that an executor asks; None: drafts come with the step, or there are none."""
     found: Late | None = getattr(executor.vllm_config, LATE, None)
@@ -80,7 +88,7 @@ def late_of(executor: Any) -> Late | None:
 
 
 class Room(NamedTuple):
-    """What a scheduled step has room for: the requests with room, draft tokens of each, and tokens without drafts."""
+    """Room for drafts in a scheduled step: requests that have some, tokens of it, and each request's other tokens."""
 
     requests: list[str]
     lengths: NDArray[np.int64]

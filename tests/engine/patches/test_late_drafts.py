@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
+import pytest
 import vllm.config.vllm
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +136,18 @@ def test_an_executor_that_nobody_drafts_for_keeps_nothing() -> None:
     queues.execute_model(step := step_of("only"), non_block=True)
     queues.sample_tokens(None, non_block=True)
     assert queues.sent[0] == ("execute_model", step) and queues.rhyme_sampled is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "newer", "fills"),
+    [("uni", "1", True), ("mp", "1", True), ("ray", "1", True), ("ray", "0", False), ("external_launcher", "1", False)],
+)
+def test_an_executor_that_cannot_fill_steps_is_known(
+    monkeypatch: pytest.MonkeyPatch, backend: str, newer: str, fills: bool
+) -> None:
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", newer)
+    config = SimpleNamespace(parallel_config=SimpleNamespace(distributed_executor_backend=backend))
+    assert late_drafts.fills(config) == fills
 
 
 def test_a_filled_step_goes_to_other_processes_with_its_drafts() -> None:
