@@ -288,17 +288,26 @@ class Run:
         names = list(scheduled.num_scheduled_tokens)
         places = {name: place for place, name in enumerate(names)}
         copied = None if self.under_way is None else from_device(self.under_way[1])
-        began = clock()
-        step = self.scheduler.fill(scheduled, NOTHING if copied is None else tokens_of(copied))
+        began = 0.0
+
+        def sampled() -> Any:
+            # What is done before waits for no device, and a device waits for what is done from here on.
+            nonlocal began
+            began = clock()
+            self.times["schedule"][-1] += began - before
+            return NOTHING if copied is None else tokens_of(copied)
+
+        before = clock()
+        step = self.scheduler.fill(scheduled, sampled)
         drafts = drafts_of(step)
         np.fromiter(map(places.__getitem__, step.scheduled_spec_decode_tokens), np.int64, drafts.lengths.size)
         draft_rows(drafts)
         self.times["drafts"].append(clock() - began)
         self.weights.sum()
-        before, self.under_way = self.under_way, (scheduled, self.output(step))
+        last, self.under_way = self.under_way, (scheduled, self.output(step))
         began = clock()
-        if before is not None:
-            self.scheduler.update_from_output(*before)
+        if last is not None:
+            self.scheduler.update_from_output(*last)
         self.times["update"].append(clock() - began)
 
     def measure(self, steps: int) -> dict[str, float]:

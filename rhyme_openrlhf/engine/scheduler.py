@@ -198,10 +198,11 @@ class LateEngineScheduler(AsyncEngineScheduler):
         assert self.drafting is not None
         self._drafting = self.drafting
         parallel = self.parallel_config
-        if (backend := parallel.distributed_executor_backend) not in late_drafts.EXECUTORS:
+        if not late_drafts.fills(self.vllm_config):
             raise ValueError(
-                f"--drafting.runner v2-async goes with vLLM's executors {', '.join(late_drafts.EXECUTORS)}, and this "
-                f"engine has '{backend}': take --drafting.runner v2"
+                f"--drafting.runner v2-async goes with vLLM's executors {', '.join(late_drafts.EXECUTORS)} "
+                f"(VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1), and this engine has another one "
+                f"('{parallel.distributed_executor_backend}'): take --drafting.runner v2"
             )
         if parallel.pipeline_parallel_size > 1:
             raise ValueError(
@@ -248,12 +249,16 @@ class LateEngineScheduler(AsyncEngineScheduler):
         requests = [self.requests[name] for name in scheduler_output.num_scheduled_tokens]
         self._drafting.keep_room([request for request in requests if request.spec_token_ids])
 
-    def fill(self, output: Any, sampled: Sampled) -> Any:
+    def fill(self, output: Any, sampled: Callable[[], Sampled]) -> Any:
         """Return the scheduled step with its drafts, when the step before has `sampled`."""
+        # What needs no tokens is done before they are there.
         self._tell_filled()
+        room = late_drafts.room_of(output)
+        context = self._drafting.context_of(room.requests)
+        tokens = sampled()
         if self._open is not None:
-            self._heard(sampled)
-        self._step = late_drafts.filled(output, self._drafting.draft_late(output))
+            self._heard(tokens)
+        self._step = late_drafts.filled(output, room, self._drafting.draft_late(output, room, context))
         self._open, self._untold = output, True
         return self._step
 

@@ -6,6 +6,7 @@ does.
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class Engine:
             under_way.append((output, EMPTY_MODEL_RUNNER_OUTPUT))
         elif self.late:
             before = under_way[-1][1] if under_way else EMPTY_MODEL_RUNNER_OUTPUT
-            step = self.scheduler.fill(output, sampled_of(before))
+            step = self.scheduler.fill(output, functools.partial(sampled_of, before))
             under_way.append((output, self.compute(step)))
         else:
             under_way.append((output, self.compute(output)))

@@ -24,11 +24,13 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import vllm.config.vllm
 from numpy.typing import NDArray
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import AsyncOutputFuture, UniProcExecutor
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
@@ -59,10 +61,10 @@ NOTHING = Sampled([], np.empty(0, np.int64), np.empty(0, np.int32))
 class Late(Protocol):
     """Drafting that fills a step after it was scheduled."""
 
-    def fill(self, output: Any, sampled: Sampled) -> Any:
+    def fill(self, output: Any, sampled: Callable[[], Sampled]) -> Any:
         """Return the step (vLLM's SchedulerOutput) to compute in the place of `output`.
 
-        `sampled`: in the step before; nothing before the first.
+        `sampled` waits for what the step before sampled; nothing before the first. It is called once.
         """
 
 
@@ -72,29 +74,49 @@ def offer(vllm_config: Any, drafting: Late) -> None:
     setattr(vllm_config, LATE, drafting)
 
 
+def fills(vllm_config: Any) -> bool:
+    """Return whether the configured executor fills steps; of vLLM's two for Ray's actors the newer one does."""
+    executor = Executor.get_class(vllm_config)
+    named = vllm_config.parallel_config.distributed_executor_backend in EXECUTORS
+    return named and issubclass(executor, (UniProcExecutor, MultiprocExecutor))
+
+
 def late_of(executor: Any) -> Late | None:
     """Return the drafting that an executor asks; None: drafts come with the step, or there are none."""
     found: Late | None = getattr(executor.vllm_config, LATE, None)
     return found
 
 
-def filled(output: Any, drafts: Cut) -> Any:
+class Room(NamedTuple):
+    """Room for drafts in a scheduled step: requests that have some, tokens of it, and each request's other tokens."""
+
+    requests: list[str]
+    lengths: NDArray[np.int64]
+    others: NDArray[np.int64]
+
+
+def room_of(output: Any) -> Room:
+    """Return the room that a scheduled step has for drafts."""
+    room = output.scheduled_spec_decode_tokens
+    lengths = np.fromiter(map(len, room.values()), np.int64, len(room))
+    tokens = np.fromiter(map(output.num_scheduled_tokens.__getitem__, room), np.int64, len(room))
+    return Room(list(room), lengths, tokens - lengths)
+
+
+def filled(output: Any, room: Room, drafts: Cut) -> Any:
     """Return a copy of a scheduled step with a draft in the place of each room; `output` stays as it is.
 
     Of the drafts, vLLM's fields have the lengths alone (`second_runner.drafts_of`).
     """
-    tokens, room = output.num_scheduled_tokens.copy(), output.scheduled_spec_decode_tokens
-    more = drafts.lengths - np.fromiter(map(len, room.values()), np.int64, len(room))
-    rows = more + np.fromiter(map(tokens.__getitem__, room), np.int64, len(room))
-    tokens.update(zip(room, rows.tolist(), strict=True))
+    lengths = drafts.lengths.tolist()
     step = copy.copy(output)
-    step.num_scheduled_tokens = tokens
-    step.total_num_scheduled_tokens = output.total_num_scheduled_tokens + int(more.sum())
-    places = [[0] * length for length in range(drafts.lengths.max(initial=0) + 1)]
-    lengths = drafts.lengths[drafts.lengths > 0]
-    drafting = itertools.compress(room, drafts.lengths.tolist())
-    step.scheduled_spec_decode_tokens = dict(zip(drafting, map(places.__getitem__, lengths.tolist()), strict=True))
-    setattr(step, second_runner.DRAFTS, Cut(lengths, drafts.flat))
+    step.num_scheduled_tokens = output.num_scheduled_tokens.copy()
+    step.num_scheduled_tokens.update(zip(room.requests, (room.others + drafts.lengths).tolist(), strict=True))
+    step.total_num_scheduled_tokens = output.total_num_scheduled_tokens + drafts.flat.size - int(room.lengths.sum())
+    places = [[0] * length for length in range(max(lengths, default=0) + 1)]
+    drafting = itertools.compress(zip(room.requests, map(places.__getitem__, lengths), strict=True), lengths)
+    step.scheduled_spec_decode_tokens = dict(drafting)
+    setattr(step, second_runner.DRAFTS, Cut(drafts.lengths[drafts.lengths > 0], drafts.flat))
     return step
 
 
@@ -162,7 +184,7 @@ def _wrap(executor: Any) -> None:
         late = late_of(self)
         if late is not None and scheduler_output.total_num_scheduled_tokens:
             before, self.rhyme_sampled = self.rhyme_sampled, None
-            scheduler_output = late.fill(scheduler_output, NOTHING if before is None else awaited(before))
+            scheduler_output = late.fill(scheduler_output, lambda: NOTHING if before is None else awaited(before))
         return executed(self, scheduler_output, *more, **named)
 
     @functools.wraps(sampled)

@@ -23,6 +23,7 @@ update_draft_token_ids) and `v1/spec_decode/llm_base_proposer.py` (K = 0).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ from rhyme_openrlhf.drafting.source import DraftSource, Verified, WorkerProposal
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import SchedulerDrafting
-from rhyme_openrlhf.engine.patches.late_drafts import Sampled
+from rhyme_openrlhf.engine.patches.late_drafts import Room, Sampled
 from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
@@ -199,7 +200,8 @@ class Drafting(Part):
         ]
         decoding_names = [request.request_id for request in decoding]
         self._plan(bool(decoding), started)
-        self._set_drafts(decoding, self._asked(self.source.draft, decoding_names) or [[] for _ in decoding])
+        drafts = self._asked(self.source.draft, decoding_names, self.context_of(decoding_names))
+        self._set_drafts(decoding, drafts or [[] for _ in decoding])
         for request_id in self._ruled:
             self._cut_by_grammar(requests[request_id])
         self._meter.add_draft_seconds(time.perf_counter() - started)
@@ -235,27 +237,36 @@ class Drafting(Part):
                 has = block * min(map(len, cache.get_block_ids(request.request_id)))
                 del request.spec_token_ids[max(has - request.num_computed_tokens - 1, 0) :]
 
-    def draft_late(self, output: Any) -> Cut:
-        """Return a draft for each room that a scheduled step has, within that room."""
+    def context_of(self, names: Iterable[str]) -> int:
+        """Return the tokens of these requests, as far as they still run; 0 where no planner asks."""
+        if self.source.planner is None:
+            return 0
+        requests = self._scheduler.requests
+        return sum([requests[name].num_computed_tokens for name in names if name in requests])
+
+    def draft_late(self, output: Any, room: Room, context: int) -> Cut:
+        """Return a draft for each room that a scheduled step has, within that room; `context`: by `context_of`."""
         started = time.perf_counter()
-        requests, room = self._scheduler.requests, output.scheduled_spec_decode_tokens
+        requests = self._scheduler.requests
         if self._dropped:
             self._start_anew(output.num_scheduled_tokens)
         # The others have ended since.
-        names = list(room) if room.keys() <= requests.keys() else [name for name in room if name in requests]
+        known = np.fromiter(map(requests.__contains__, room.requests), np.bool_, len(room.requests))
+        names = room.requests if known.all() else list(itertools.compress(room.requests, known))
         if (each := self._timing.forced_drafts) is not None:
             drafts = Cut(np.full(len(names), each), np.full(len(names) * each, DUMMY, np.int32))
         else:
             # A sample that decodes without room has one token.
             decodes = bool(names) or 1 in output.num_scheduled_tokens.values()
             self._plan(decodes, started)
-            drafts = self._asked(self.source.draft_flat, names) or Cut(np.zeros(len(names), np.int64), NO_TOKENS)
+            asked = self._asked(self.source.draft_flat, names, context)
+            drafts = asked or Cut(np.zeros(len(names), np.int64), NO_TOKENS)
         drafts = drafts.within(self._most_drafts())
-        if len(names) < len(room):
-            lengths = np.zeros(len(room), np.int64)
-            lengths[[name in requests for name in room]] = drafts.lengths
+        if len(names) < len(known):
+            lengths = np.zeros(len(known), np.int64)
+            lengths[known] = drafts.lengths
             drafts = Cut(lengths, drafts.flat)
-        drafts = drafts.to(np.minimum(drafts.lengths, np.fromiter(map(len, room.values()), np.int64, len(room))))
+        drafts = drafts.to(np.minimum(drafts.lengths, room.lengths))
         self._meter.add_draft_seconds(time.perf_counter() - started)
         return drafts
 
@@ -267,14 +278,11 @@ class Drafting(Part):
                 self._start(request)
             self._dropped.discard(name)
 
-    def _asked(self, draft: Callable[[list[str], int, int], D], decoding: list[str]) -> D | None:
+    def _asked(self, draft: Callable[[list[str], int, int], D], decoding: list[str], context: int) -> D | None:
         """Return what the source's method drafts for these requests; None in a step without drafts."""
         if self._ticket is None or not self._ticket.drafts:
             self.source.leave_out()
             return None
-        planned = self.source.planner is not None
-        requests = self._scheduler.requests
-        context = sum([requests[name].num_computed_tokens for name in decoding]) if planned else 0
         return draft(decoding, context, self._most_drafts())
 
     def _draft_dummies(self, names: Iterable[str], draft: list[int]) -> None:

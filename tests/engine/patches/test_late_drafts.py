@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
+import pytest
 import vllm.config.vllm
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ from vllm.v1.worker.gpu import async_utils, model_runner
 from rhyme_openrlhf.drafting.planner import Cut
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.engine.patches import late_drafts
-from rhyme_openrlhf.engine.patches.late_drafts import Sampled, filled, offer, sampled_of, tokens_of
+from rhyme_openrlhf.engine.patches.late_drafts import Sampled, filled, offer, room_of, sampled_of, tokens_of
 from rhyme_openrlhf.engine.patches.second_runner import METHOD, drafts_of
 
 ROOM = 5
@@ -46,7 +48,7 @@ def test_a_step_has_a_row_for_each_sample_and_each_draft(samples: dict[str, tupl
     output = scheduled({name: room for name, (room, _) in samples.items()})
     before = dict(output.num_scheduled_tokens), dict(output.scheduled_spec_decode_tokens)
     drafts = {name: [9] * min(length, room) for name, (room, length) in samples.items() if room}
-    step = filled(output, Cut(*core.flatten(list(drafts.values()))))
+    step = filled(output, room_of(output), Cut(*core.flatten(list(drafts.values()))))
     given = {name: draft for name, draft in drafts.items() if draft}
     assert {name: len(places) for name, places in step.scheduled_spec_decode_tokens.items()} == {
         name: len(draft) for name, draft in given.items()
@@ -82,8 +84,9 @@ class Drafting:
     def __init__(self) -> None:
         self.told: list[tuple[list[str], list[int]]] = []
 
-    def fill(self, output: Any, sampled: Sampled) -> Any:
-        self.told.append((sampled.requests, sampled.tokens.tolist()))
+    def fill(self, output: Any, sampled: Callable[[], Sampled]) -> Any:
+        tokens = sampled()
+        self.told.append((tokens.requests, tokens.tokens.tolist()))
         return f"filled {output.name}"
 
 
@@ -135,8 +138,21 @@ def test_an_executor_that_nobody_drafts_for_keeps_nothing() -> None:
     assert queues.sent[0] == ("execute_model", step) and queues.rhyme_sampled is None
 
 
+@pytest.mark.parametrize(
+    ("backend", "newer", "fills"),
+    [("uni", "1", True), ("mp", "1", True), ("ray", "1", True), ("ray", "0", False), ("external_launcher", "1", False)],
+)
+def test_an_executor_that_cannot_fill_steps_is_known(
+    monkeypatch: pytest.MonkeyPatch, backend: str, newer: str, fills: bool
+) -> None:
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", newer)
+    config = SimpleNamespace(parallel_config=SimpleNamespace(distributed_executor_backend=backend))
+    assert late_drafts.fills(config) == fills
+
+
 def test_a_filled_step_goes_to_other_processes_with_its_drafts() -> None:
-    sent = pickle.loads(pickle.dumps(filled(scheduled({"a": 2, "b": 3}), Cut(*core.flatten([[7], [8, 9]])))))
+    output = scheduled({"a": 2, "b": 3})
+    sent = pickle.loads(pickle.dumps(filled(output, room_of(output), Cut(*core.flatten([[7], [8, 9]])))))
     assert drafts_of(sent).tokens() == [[7], [8, 9]] and sent.total_num_scheduled_tokens == 2 + 3 + 7
 
 
