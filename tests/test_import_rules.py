@@ -6,7 +6,7 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -96,10 +96,10 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(tree: ast.AST) -> set[str]:
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
     """Top-level names of everything a file imports, inside functions too."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -108,13 +108,14 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 @functools.cache
-def syntax(path: Path) -> ast.Module:
-    """Return a file's syntax tree; several tests read the same files."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+def statements(path: Path) -> list[ast.AST]:
+    """Return a file's imports; several tests look at those of the same files."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def test_a_pure_module_names_nothing_heavy() -> None:
-    found = {module_name(path): imported(syntax(path)) & HEAVY for path in pure_files()}
+    found = {module_name(path): imported(statements(path)) & HEAVY for path in pure_files()}
     assert len(found) > 150
     assert {module: heavy for module, heavy in found.items() if heavy} == {}
 
@@ -135,7 +136,7 @@ def test_importing_the_pure_modules_loads_nothing_heavy() -> None:
 
 def test_the_scan_sees_every_form_of_import() -> None:
     source = "import ray.util\ndef f():\n    from vllm.v1 import core\nif f:\n    import torch as t\n"
-    assert imported(ast.parse(source)) & HEAVY == {"ray", "vllm", "torch"}
+    assert imported(ast.walk(ast.parse(source))) & HEAVY == {"ray", "vllm", "torch"}
 
 
 def control_plane_files() -> list[Path]:
@@ -149,10 +150,10 @@ def room_of(module: str) -> str:
     return ".".join(parts[1:3]) if len(parts) > 2 and parts[1] in ("api", "webui") else ""
 
 
-def rooms_imported(tree: ast.AST) -> set[str]:
+def rooms_imported(nodes: Iterable[ast.AST]) -> set[str]:
     """Rooms of the control plane that a file imports from, inside functions and for types too."""
     modules: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -167,7 +168,7 @@ def test_rooms_of_the_control_plane_import_only_rooms_below_them() -> None:
     assert len(files) > 100
     for path in files:
         mine = room_of(module_name(path))
-        found = rooms_imported(syntax(path)) - {mine}
+        found = rooms_imported(statements(path)) - {mine}
         wrong[module_name(path)] = {room for room in found if level[room] >= level[mine]}
         if mine.startswith("webui."):
             wrong[module_name(path)] |= found & {"api.routes", "api.demo"}
@@ -177,8 +178,8 @@ def test_rooms_of_the_control_plane_import_only_rooms_below_them() -> None:
 def test_only_what_answers_requests_knows_http() -> None:
     files = [path for path in control_plane_files() if room_of(module_name(path)) in WITHOUT_HTTP]
     assert {room_of(module_name(path)) for path in files} == set(WITHOUT_HTTP)
-    trees = {module_name(path): syntax(path) for path in files}
-    found = {module: imported(tree) & HTTP | rooms_imported(tree) & {"api.http"} for module, tree in trees.items()}
+    nodes = {module_name(path): statements(path) for path in files}
+    found = {module: imported(one) & HTTP | rooms_imported(one) & {"api.http"} for module, one in nodes.items()}
     assert {module: known for module, known in found.items() if known} == {}
 
 
@@ -187,7 +188,7 @@ def test_the_scan_sees_every_way_to_a_room() -> None:
         "import rhyme_openrlhf.api.http.problems\nfrom rhyme_openrlhf.api import app\n"
         "def f():\n    from rhyme_openrlhf.webui.pages import runs\n    from rhyme_openrlhf.telemetry import events\n"
     )
-    assert rooms_imported(ast.parse(source)) == {"api.http", "api.app", "webui.pages"}
+    assert rooms_imported(ast.walk(ast.parse(source))) == {"api.http", "api.app", "webui.pages"}
 
 
 # The rooms from bottom to top; the root's modules are below all of them. A room imports itself and what is below it.
@@ -229,10 +230,10 @@ def room(path: str) -> int:
     return ROOMS.index(named)
 
 
-def own_imports(tree: ast.AST, modules: Mapping[str, str]) -> set[str]:
+def own_imports(nodes: Iterable[ast.AST], modules: Mapping[str, str]) -> set[str]:
     """Return the files of the package that a file imports, inside functions too; `modules`: files by dotted names."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -250,7 +251,7 @@ def imports() -> dict[str, set[str]]:
     files = sorted(set(files))
     names = {path: path.relative_to(PACKAGE).as_posix() for path in files}
     modules = {module_name(path): names[path] for path in files}
-    return {names[path]: own_imports(syntax(path), modules) for path in files}
+    return {names[path]: own_imports(statements(path), modules) for path in files}
 
 
 def test_rooms_import_what_is_below_them(imports: dict[str, set[str]]) -> None:

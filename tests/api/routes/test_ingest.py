@@ -62,34 +62,35 @@ def test_a_bad_event_is_named_by_its_position_and_nothing_is_stored(api: Any) ->
     assert api.send([NOTE])["accepted"] == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "headers", "status"),
-    [
-        (b"{}", {}, 415),
-        (b"{}", {"Content-Type": "text/plain"}, 415),
-        (b'{"events": []}', {"Content-Type": "application/json", "Content-Encoding": "br"}, 415),
-        (b'{"events": []}', {"Content-Type": "application/json", "Content-Encoding": "gzip"}, 422),
-        (TORN, {"Content-Type": "application/json", "Content-Encoding": "gzip"}, 422),
-        (b"{}", {"Content-Type": "application/json"}, 422),
-        (b"", {"Content-Type": "application/json"}, 422),
-        (b"\xff\xfe", {"Content-Type": "application/json"}, 422),
-        (b'{"events": 3}', {"Content-Type": "application/json"}, 422),
-        (b'{"events": [3]}', {"Content-Type": "application/json"}, 422),
-        (b'{"events": [], "dropped": {"a": -1}}', {"Content-Type": "application/json"}, 422),
-        (b'{"events": [], "dropped": {"a\\u0000": 1}}', {"Content-Type": "application/json"}, 422),
-        (b'{"events": [], "dropped": {"a": 99999999999}}', {"Content-Type": "application/json"}, 422),
-        (b'{"events": [], "heartbeat": {"alive": 3}}', {"Content-Type": "application/json"}, 422),
-        (b'{"events": ' + b"[" * 5000 + b"]" * 5000 + b"}", {"Content-Type": "application/json"}, 422),
-        (b'{"events": [{"kind": "note", "time": 1e999}]}', {"Content-Type": "application/json"}, 422),
-        (b'{"events": [], "known": {"a": -1}}', {"Content-Type": "application/json"}, 422),
-        (b'{"events": [], "known": {"a\\u0000": 1}}', {"Content-Type": "application/json"}, 422),
-    ],
-)
-def test_what_is_no_batch_is_refused(api: Any, content: bytes, headers: dict[str, str], status: int) -> None:
+NO_BATCHES = [
+    (b"{}", {}, 415),
+    (b"{}", {"Content-Type": "text/plain"}, 415),
+    (b'{"events": []}', {"Content-Type": "application/json", "Content-Encoding": "br"}, 415),
+    (b'{"events": []}', {"Content-Type": "application/json", "Content-Encoding": "gzip"}, 422),
+    (TORN, {"Content-Type": "application/json", "Content-Encoding": "gzip"}, 422),
+    (b"{}", {"Content-Type": "application/json"}, 422),
+    (b"", {"Content-Type": "application/json"}, 422),
+    (b"\xff\xfe", {"Content-Type": "application/json"}, 422),
+    (b'{"events": 3}', {"Content-Type": "application/json"}, 422),
+    (b'{"events": [3]}', {"Content-Type": "application/json"}, 422),
+    (b'{"events": [], "dropped": {"a": -1}}', {"Content-Type": "application/json"}, 422),
+    (b'{"events": [], "dropped": {"a\\u0000": 1}}', {"Content-Type": "application/json"}, 422),
+    (b'{"events": [], "dropped": {"a": 99999999999}}', {"Content-Type": "application/json"}, 422),
+    (b'{"events": [], "heartbeat": {"alive": 3}}', {"Content-Type": "application/json"}, 422),
+    (b'{"events": ' + b"[" * 5000 + b"]" * 5000 + b"}", {"Content-Type": "application/json"}, 422),
+    (b'{"events": [{"kind": "note", "time": 1e999}]}', {"Content-Type": "application/json"}, 422),
+    (b'{"events": [], "known": {"a": -1}}', {"Content-Type": "application/json"}, 422),
+    (b'{"events": [], "known": {"a\\u0000": 1}}', {"Content-Type": "application/json"}, 422),
+]
+
+
+def test_what_is_no_batch_is_refused(api: Any) -> None:
     api.announce()
-    answer = api.reporter.post(BATCHES, content=content, headers=headers)
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
+    # A service takes longer to make than to ask: one for all.
+    for content, headers, status in NO_BATCHES:
+        answer = api.reporter.post(BATCHES, content=content, headers=headers)
+        assert answer.status_code == status, (content[:80], answer.text)
+        assert answer.headers["content-type"] == "application/problem+json", content[:80]
 
 
 @pytest.mark.parametrize(

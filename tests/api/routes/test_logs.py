@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -51,40 +52,41 @@ def test_logs_are_listed_and_read(with_logs: Any) -> None:
     assert behind["text"] == "" and behind["start"] == behind["size"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../config.json",
-        "..%2fconfig.json",
-        "..%2f..%2f..%2foutside%2fpasswd",
-        "%2e%2e/config.json",
-        "worker/../../config.json",
-        "/etc/passwd",
-        "%2fetc%2fpasswd",
-        "%2f%2fetc/passwd",
-        "link-out",
-        "link-dir/passwd",
-        "link-up",
-        "loop",
-        "pipe",
-        "worker",
-        ".",
-        "",
-        "driver.log%00",
-        "%00",
-        "driver.log/x",
-        "none",
-        "a" * 900,
-        "%ff",
-        "..\\config.json",
-        "~/x",
-    ],
-)
-@pytest.mark.parametrize("kind", ["logs", "log-stream"])
-def test_no_other_file_is_read(with_logs: Any, name: str, kind: str) -> None:
-    answer = with_logs.viewer.get(f"{LOGS.removesuffix('logs')}{kind}/{name}")
-    assert answer.status_code in (404, 422) or (name in ("", ".") and kind == "logs"), (answer.status_code, answer.text)
-    assert SECRET not in answer.text and "root:" not in answer.text
+OTHER_FILES = [
+    "../config.json",
+    "..%2fconfig.json",
+    "..%2f..%2f..%2foutside%2fpasswd",
+    "%2e%2e/config.json",
+    "worker/../../config.json",
+    "/etc/passwd",
+    "%2fetc%2fpasswd",
+    "%2f%2fetc/passwd",
+    "link-out",
+    "link-dir/passwd",
+    "link-up",
+    "loop",
+    "pipe",
+    "worker",
+    ".",
+    "",
+    "driver.log%00",
+    "%00",
+    "driver.log/x",
+    "none",
+    "a" * 900,
+    "%ff",
+    "..\\config.json",
+    "~/x",
+]
+
+
+def test_no_other_file_is_read(with_logs: Any) -> None:
+    # A service takes longer to make than to ask: one for all.
+    for name, kind in itertools.product(OTHER_FILES, ("logs", "log-stream")):
+        answer = with_logs.viewer.get(f"{LOGS.removesuffix('logs')}{kind}/{name}")
+        known = name in ("", ".") and kind == "logs"
+        assert answer.status_code in (404, 422) or known, (name, answer.status_code, answer.text)
+        assert SECRET not in answer.text and "root:" not in answer.text, name
 
 
 @pytest.mark.parametrize("directory", ["outside", "link", "", "/", "runs/../outside", "\x7f"])
