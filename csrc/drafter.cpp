@@ -18,17 +18,11 @@ namespace drafting {
 
 namespace {
 
-// The probability that a text without counts (a sibling's or the sample's own) goes on as before, a token, behind a
-// match of SURE_MATCH tokens: as a node of history that was seen once. Drafts behind shorter matches never exceed the
-// window.
-constexpr float SURE_TOKEN = 0.975f;
-const double LOG_SURE_TOKEN = std::log(0.975);
-// The probability of a token by votes, where nothing matches: in the first epoch of a recorded run of the embedded task
-// three of ten were right.
-constexpr float LIKELY_TOKEN = 0.25f;
-// Such tokens in a draft. In the first epoch of three recorded runs, two give 2 to 3 % more tokens a step than one, for
-// a fifth more drafted ones; three give 1 % more than two, for another quarter.
+// Tokens of a draft by votes, where nothing matches. In the first epoch of three recorded runs, two give 2 to 3 % more
+// tokens a step than one, for a fifth more drafted ones; three give 1 % more than two, for another quarter.
 constexpr Place LIKELY_TOKENS = 2;
+// A draft from siblings or own text ends before the token from which on all of it is right with less than this.
+constexpr double TEXT_STOP = 0.08;
 // A draft that is right as a whole with a smaller probability is not worth proposing.
 constexpr double NO_HOPE = 0.02;
 // Samples of a group: enough that prefetching takes no longer than working, and few enough that the prefetched lines
@@ -37,15 +31,16 @@ constexpr std::size_t ENTERED_TOGETHER = 16, DRAFTED_TOGETHER = 32;
 // Drafts that a sample's recent acceptance rate averages over, roughly.
 constexpr std::int32_t RECENT_SHARE = 4;
 
-// The first token of a draft without figures is accepted with these probabilities, by source: about as in recorded
-// runs. They count as so many drafts. Beyond MOST_COUNTED drafts, half are forgotten, because the policy changes.
-constexpr std::array<double, SOURCES> PRIOR_RATES{0.0, 0.9, 0.3, 0.3, 0.3};
+// Without figures, a draft's first token is accepted with this probability if it comes from history. From a text it is
+// PRIOR_VOTED, and PRIOR_MATCHED more for each token of the match. That counts as so many drafts. Beyond MOST_COUNTED
+// drafts, half are forgotten, because the policy changes.
+constexpr double PRIOR_HISTORY = 0.9, PRIOR_VOTED = 0.3, PRIOR_MATCHED = 0.04;
 constexpr double PRIOR_DRAFTS = 10.0, MOST_COUNTED = 200.0;
 // What all prompts share drafts a first token from this probability on, and further tokens while all of the draft is
-// right with SHARED_STOP. In replays of five runs a further token was right less often than a text's own tokens said:
-// by this factor drafts are as long as in the best of the tried rules.
-constexpr double SHARED_FIRST = 0.05, SHARED_STOP = 0.1;
-constexpr float SHARED_FAITH = 0.82f;
+// right with SHARED_STOP. In replays a further token was right less often than a text's own tokens said: by this factor
+// drafts are as long as in the best of the tried rules. A whole draft counts by the same factor less than other drafts.
+constexpr double SHARED_FIRST = 0.05, SHARED_STOP = 0.11;
+constexpr float SHARED_FAITH = 0.81f;
 // More than sums of probabilities are off by rounding.
 constexpr double ROUNDING = 1e-9;
 // Tokens that are entered into what all prompts share before a step's drafts (0.03 ms; as many as a few hundred samples
@@ -70,23 +65,27 @@ void in_groups(Items items, std::size_t size, Work work) {
 
 }  // namespace
 
-std::size_t FirstTokens::class_of(Place matched) {
+std::size_t Rates::class_of(Place matched) {
     return static_cast<std::size_t>(std::upper_bound(EDGES.begin(), EDGES.end(), matched) - EDGES.begin());
 }
 
-double FirstTokens::rate(Source source, Place matched) const {
+double Rates::rate(Source source, Place matched) const {
     const Count& count = counts_[static_cast<std::size_t>(source)][class_of(matched)];
-    return (count.accepted + PRIOR_RATES[static_cast<std::size_t>(source)] * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
+    const double prior = source == Source::HISTORY
+                             ? PRIOR_HISTORY
+                             : std::min(PRIOR_HISTORY, PRIOR_VOTED + PRIOR_MATCHED * static_cast<double>(matched));
+    return (count.accepted + prior * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
 }
 
-void FirstTokens::count(Source source, Place matched, bool accepted) {
+void Rates::count(Source source, Place matched, bool accepted) {
     Count& count = counts_[static_cast<std::size_t>(source)][class_of(matched)];
     if (count.all >= MOST_COUNTED) count = {count.accepted / 2, count.all / 2};
     count.all += 1.0;
     count.accepted += accepted ? 1.0 : 0.0;
 }
 
-Drafter::Drafter(const Rules& rules) : rules_(rules), texts_(rules.text), shared_(rules.shared_tokens) {
+Drafter::Drafter(const Rules& rules)
+    : rules_(rules), texts_(rules.text), shared_(rules.shared_tokens), learns_(rules.text.siblings || !shared_.empty()) {
     require(1 <= rules.text.shortest && rules.text.shortest <= rules.text.longest,
             "need 1 <= shortest <= longest match");
     require(1 <= rules.window_start && rules.window_start <= rules.window_max && rules.window_step >= 0,
@@ -202,62 +201,80 @@ void Drafter::draft_group(std::span<const BatchItem> group) {
     }
 }
 
-// Draft from the source that matches most; `out` has room for `room` tokens, `window` of which need no confidence.
+// Draft from the source of which most tokens are expected to be right. `out` has room for `room` tokens; of history,
+// `window` of them need no confidence.
 Drafter::OneDraft Drafter::draft_one(Sample& sample, Place room, Place window, std::span<Token> out,
                                      std::span<float> probabilities) {
     const Prompt& prompt = texts_.prompts[sample.prompt];
     const TextRules& text = rules_.text;
-    const bool extends = extend_confidence_ < 1.0;
+    const Place most = extend_confidence_ < 1.0 ? room : window;
     OneDraft draft;
-    if (text.siblings) draft.matched = texts_.follow_sibling(sample);
-    if (draft.matched) draft.source = Source::SIBLINGS;
-    if (sample.own.length > draft.matched) {
-        draft.matched = sample.own.length;
-        draft.source = Source::OWN;
-    }
-    // History is searched only for matches that are as long: these win, because rewards choose history's branches.
-    if (draft.matched <= text.longest && !prompt.index.empty()) {
-        const auto [node, near] =
-            sample.cursor.follow(prompt.index, sample.known(), text.longest, std::max(text.shortest, draft.matched));
-        if (!node.empty()) {
-            const auto [size, at] = prompt.index.walk(node, near, sample.cursor.at() - node.length,
-                                                      {window, stop_confidence_, extend_confidence_},
-                                                      out.first(extends ? room : window), probabilities);
-            if (size) {
-                sample.cursor.move_to(at);
-                // From the probabilities of the draft up to each token to those of each token.
-                float before = 1.0f;
-                for (float& probability : probabilities.first(size))
-                    probability = probability / std::exchange(before, probability);
-                return {Source::HISTORY, size, node.length};
-            }
+    double best = 0.0;
+    // Draft up to `size` tokens behind a match, if more of them are expected to be right than of the draft so far.
+    const auto consider = [&](Source source, Place matched, Place size) {
+        double path = 1.0, sum = 0.0;
+        Place count = 0;
+        for (; count < size; ++count, sum += path) {
+            path *= rates_.rate(source, matched + count);
+            if (count && path < std::min(TEXT_STOP, stop_confidence_)) break;
         }
+        if (sum <= best) return;
+        best = sum;
+        draft = {source, count, matched};
+    };
+    if (text.siblings) {
+        if (const Place matched = texts_.follow_sibling(sample); matched)
+            consider(Source::SIBLINGS, matched, std::min(most, texts_.behind_sibling(sample)));
     }
-    if (draft.source != Source::NONE) {
-        draft.size = window;
-        if (draft.matched >= SURE_MATCH && extends) {
-            const auto sure = static_cast<Place>(std::log(extend_confidence_) / LOG_SURE_TOKEN);
-            draft.size = std::max(window, std::min(room, sure));
-        }
-        if (draft.source == Source::SIBLINGS)
-            draft.size = texts_.copy_sibling(sample, out.first(draft.size));
-        else
-            texts_.copy_own(sample, out.first(draft.size));
-        std::fill_n(probabilities.begin(), draft.size, SURE_TOKEN);
-    } else if (text.siblings && sample.count) {
+    if (sample.own.length) consider(Source::OWN, sample.own.length, most);
+    // Behind a match longer than history's, the text is certain enough, and a search would take longer than all else.
+    if (draft.matched <= text.longest) {
+        const OneDraft history = draft_history(sample, window, out.first(most), probabilities);
+        if (history.size && expected(history, probabilities) >= best) return history;
+    }
+    if (draft.source == Source::NONE && text.siblings && sample.count) {
+        consider(Source::SIBLINGS, 0, std::min(most, LIKELY_TOKENS));
+        const Place size = std::exchange(draft.size, 0);
         Token token = texts_.likely_next(prompt, sample.known().back());
-        for (; token >= 0 && draft.size < std::min(window, LIKELY_TOKENS); ++draft.size) {
-            out[draft.size] = token;
-            probabilities[draft.size] = LIKELY_TOKEN;
-            token = texts_.likely_next(prompt, token);
-        }
-        if (draft.size) draft.source = Source::SIBLINGS;
+        for (; token >= 0 && draft.size < size; token = texts_.likely_next(prompt, token)) out[draft.size++] = token;
+        if (!draft.size) return {};
+    } else if (draft.source == Source::SIBLINGS) {
+        texts_.copy_sibling(sample, out.first(draft.size));
+    } else if (draft.source == Source::OWN) {
+        texts_.copy_own(sample, out.first(draft.size));
     }
+    for (Place place = 0; place < draft.size; ++place)
+        probabilities[place] = static_cast<float>(rates_.rate(draft.source, draft.matched + place));
     return draft;
 }
 
-// Draft from what all prompts share where that is better than the samples' own drafts: where its first token is more
-// likely right, and against history where more of it is expected to be right. It is not asked where that cannot be.
+// Draft from the prompt's index into `out`, whose first `window` tokens need no confidence.
+Drafter::OneDraft Drafter::draft_history(Sample& sample, Place window, std::span<Token> out,
+                                         std::span<float> probabilities) {
+    const Index& index = texts_.prompts[sample.prompt].index;
+    if (index.empty()) return {};
+    const auto [node, near] =
+        sample.cursor.follow(index, sample.known(), rules_.text.longest, rules_.text.shortest);
+    if (node.empty()) return {};
+    const StopRule rule{window, stop_confidence_, extend_confidence_};
+    const auto [size, at] = index.walk(node, near, sample.cursor.at() - node.length, rule, out, probabilities);
+    if (!size) return {};
+    sample.cursor.move_to(at);
+    // From the probabilities of the draft up to each token to those of each token.
+    float before = 1.0f;
+    for (float& probability : probabilities.first(size)) probability /= std::exchange(before, probability);
+    return {Source::HISTORY, size, node.length};
+}
+
+// How many tokens of a draft are expected to be right. Of the first one, the rate says more than its own probability.
+double Drafter::expected(const OneDraft& draft, std::span<const float> probabilities) const {
+    double path = draft.size ? rates_.rate(draft.source, draft.matched) : 0.0, sum = path;
+    for (Place place = 1; place < draft.size; ++place) sum += path *= double{probabilities[place]};
+    return sum;
+}
+
+// Draft from what all prompts share where more of it is expected to be right than of the samples' own drafts. It is not
+// asked where that cannot be.
 //
 // The group's samples guess token by token together. Each guess depends on the one before it and reads memory that is
 // far away, so one sample's guesses alone would wait for each of those reads.
@@ -273,16 +290,11 @@ void Drafter::draft_shared(std::span<const BatchItem> group, std::span<OneDraft>
         const Sample& sample = texts_.samples[group[at].row];
         const OneDraft& own = drafts[at];
         const Place room = room_of(sample);
-        const double least = own.size ? first_tokens_.rate(own.source, own.matched) : 0.0;
-        if (room <= 0 || (own.size && least >= best_shared_)) continue;
-        double own_expected = 0.0, path = least;
-        for (Place place = 0; own.source == Source::HISTORY && place < own.size; ++place) {
-            if (place) path *= double{probabilities_[most * group[at].number + place]};
-            own_expected += path;
-        }
+        if (room <= 0) continue;
+        const double own_expected = expected(own, place_in(probabilities_, group[at], room)) / SHARED_FAITH;
         if (best_shared_ * most_expected <= own_expected) continue;
         Guessing& one = guessing[active];
-        one = {.at = at, .room = room, .least = least, .own_expected = own_expected};
+        one = {.at = at, .room = room, .own_expected = own_expected};
         // The sample's last tokens, and behind them the draft.
         one.tokens = std::span(guessed_).subspan(active * (Shared::LONGEST + most), Shared::LONGEST + most);
         one.likely = std::span(likely_).subspan(active * most, most);
@@ -311,7 +323,8 @@ void Drafter::draft_shared(std::span<const BatchItem> group, std::span<OneDraft>
     guess_all();
     keep([&](Guessing& one) {
         one.first = one.guess;
-        return one.guess.token >= 0 && double{one.guess.probability} > std::max(one.least, SHARED_FIRST);
+        const bool known = one.guess.token >= 0 && (one.guess.matched > 1 || !drafts[one.at].size);
+        return known && double{one.guess.probability} > SHARED_FIRST;
     });
     while (active) {
         keep([&](Guessing& one) {
@@ -411,7 +424,10 @@ Attribution Drafter::verified(std::span<const std::int64_t> samples, std::span<c
                 hits == tokens ? std::min(sample.window + rules_.window_step, rules_.window_max) : rules_.window_start);
             sample.recent += floor_divide(1000 * hits / tokens - sample.recent, RECENT_SHARE);
             source = sample.source;
-            first_tokens_.count(source, sample.matched, hits > 0);
+            // History and what all prompts share have probabilities of their own for further tokens.
+            const bool first = source == Source::HISTORY || source == Source::SHARED;
+            for (std::int32_t place = 0; learns_ && place < (first ? 1 : std::min(tokens, hits + 1)); ++place)
+                rates_.count(source, sample.matched + place, place < hits);
             if (source == Source::SHARED) gained_ += hits;
             // A sample that was left out of a step may verify its draft after the next step's drafts were made.
             const auto at = static_cast<std::size_t>(sample.number);

@@ -1,9 +1,9 @@
 // All drafting of one engine: arrays in, arrays out.
 //
-// Three sources, in order of trust where they match equally many of a sample's last tokens: the draft index of the
-// prompt's last rollouts; the siblings, which are the other samples of the same prompt on this engine, running or
-// finished; and the sample's own text. Where nothing matches, the siblings' votes give a draft of a token or two. A
-// fourth source is what all prompts share: it drafts where its first token is more likely accepted than theirs.
+// Four sources: the draft index of the prompt's last rollouts; the siblings, which are the other samples of the same
+// prompt on this engine, running or finished; the sample's own text; and what all prompts share. The source of which
+// most tokens are expected to be right drafts, by rates that are learnt from verified drafts. Where nothing matches, the
+// siblings' votes give a draft of a token or two.
 //
 // Invariants: one caller at a time. Numbers of samples that do not run
 // throw std::out_of_range, arrays that do not fit each other throw std::invalid_argument.
@@ -46,8 +46,9 @@ struct Attribution {
     std::vector<std::int64_t> sources, numbers, accepted;
 };
 
-// How often the first token of a draft was accepted, by the draft's source and the tokens matched before it.
-class FirstTokens {
+// How often a token of a draft was accepted if those before it were, by the draft's source and the tokens that match
+// before the token: those before the draft, and the draft's own. Of history and what all prompts share, of first tokens.
+class Rates {
 public:
     double rate(Source source, Place matched) const;
     void count(Source source, Place matched, bool accepted);
@@ -57,7 +58,7 @@ private:
         double accepted = 0.0, all = 0.0;
     };
     // Lower edges of the classes after the first.
-    static constexpr std::array<Place, 6> EDGES{1, 5, 8, 12, 16, 24};
+    static constexpr std::array<Place, 9> EDGES{1, 2, 3, 4, 6, 8, 12, 16, 24};
     static std::size_t class_of(Place matched);
 
     std::array<std::array<Count, EDGES.size() + 1>, SOURCES> counts_{};
@@ -81,8 +82,8 @@ public:
         texts_.append(samples, counts, tokens);
     }
     // Draft for each of these samples. A draft has at most as many tokens as the largest window, and leaves room for
-    // one more token in its sample's text. Up to the sample's window a draft ends below the stop confidence (but not
-    // before its first token), beyond the window below the extend confidence. `whole`: drafts are as long as there is
+    // one more token in its sample's text. Up to the sample's window a draft from history ends below the stop confidence
+    // (but not before its first token), beyond the window below the extend confidence. `whole`: drafts are as long as there is
     // room and any hope, because a planner cuts them.
     Drafts draft(std::span<const std::int64_t> samples, bool whole);
     // Enter what the last step's samples have written into what all prompts share, as far as the step itself has not.
@@ -111,11 +112,11 @@ private:
         Place matched = 0;
     };
     // A draft from what all prompts share, while it is guessed: its sample's place in the group, the most tokens that
-    // it may have, and of the sample's own draft how likely the first token is right and how many are expected to be.
+    // it may have, and how many have to be expected to be right so that it replaces the sample's own draft.
     struct Guessing {
         std::size_t at = 0;
         Place room = 0;
-        double least = 0.0, own_expected = 0.0;
+        double own_expected = 0.0;
         // `known` tokens of the sample, and behind them those guessed so far with their probabilities: `size` of them
         // are right with `path`, and `expected` many are expected to be.
         std::span<Token> tokens;
@@ -136,6 +137,8 @@ private:
     void enter(std::span<const BatchItem> group);
     void draft_group(std::span<const BatchItem> group);
     OneDraft draft_one(Sample& sample, Place room, Place window, std::span<Token> out, std::span<float> probabilities);
+    OneDraft draft_history(Sample& sample, Place window, std::span<Token> out, std::span<float> probabilities);
+    double expected(const OneDraft& draft, std::span<const float> probabilities) const;
     // The most tokens of the sample's next draft; none at the end of its text.
     Place room_of(const Sample& sample) const {
         return std::min<Place>(rules_.window_max, sample.limit - sample.count - 1);
@@ -153,8 +156,9 @@ private:
     Rules rules_;
     Texts texts_;
     Shared shared_;
-    // First tokens of drafts, by source and matched tokens: how many were accepted, of how many.
-    FirstTokens first_tokens_;
+    // A sample that must not draft from others does not learn from them either: its drafts depend on itself alone.
+    bool learns_;
+    Rates rates_;
     // Whether what all prompts share is drafted from in this step, its best probability then, the steps until that is
     // decided again, and since then the samples that it could draft for and its accepted tokens.
     bool sharing_ = false;

@@ -21,7 +21,7 @@ namespace drafting {
 class Shared {
 public:
     // The lengths of contexts.
-    static constexpr std::array<Place, 9> ORDERS{2, 3, 4, 5, 6, 7, 8, 10, 12};
+    static constexpr std::array<Place, 10> ORDERS{1, 2, 3, 4, 5, 6, 7, 8, 10, 12};
     static constexpr Place LONGEST = ORDERS.back();
     using Hashes = std::array<std::uint64_t, ORDERS.size()>;
 

@@ -329,7 +329,7 @@ void Texts::prefetch_slots(const Sample& sample, Hashes& hashes) const {
 void Texts::enter(Sample& sample, Hashes& hashes) {
     Prompt& prompt = prompts[sample.prompt];
     const auto text = std::span<const Token>(sample.text).first(sample.written);
-    // Siblings share the prompt, so only its last token is entered for them.
+    // Siblings share the prompt, so only its last token is entered into their table. Each of them votes for its pairs.
     const Place first = std::max(sample.count + 1, sample.prompt_tokens);
     // Copies, because the compiler cannot know that writing to the tables leaves these as they are.
     const auto [longest, shortest, siblings, own_output] = rules;
@@ -340,13 +340,11 @@ void Texts::enter(Sample& sample, Hashes& hashes) {
         if (end >= shortest)
             hash = hashes.used < hashes.kept ? hashes.values[hashes.used++] : hash_before(text, end, shortest);
         if (own_output) enter_own(text, sample.own_table, end, shortest, hash, own);
-        if (siblings && end >= first) {
-            if (end >= shortest) {
-                enter_sibling(prompt.tables[0][slot_of(hash, prompt.tables[0])], sample.row, end, hash);
-                ++prompt.entered;
-            }
-            if (end > 1) vote(prompt.votes[vote_slot(text[end - 2])], text[end - 2], text[end - 1]);
+        if (siblings && end >= first && end >= shortest) {
+            enter_sibling(prompt.tables[0][slot_of(hash, prompt.tables[0])], sample.row, end, hash);
+            ++prompt.entered;
         }
+        if (siblings && end > 1) vote(prompt.votes[vote_slot(text[end - 2])], text[end - 2], text[end - 1]);
     }
     sample.own = own;
     sample.hash = hash;
@@ -407,11 +405,12 @@ Place Texts::follow_sibling(Sample& sample) const {
     return goes_on ? length : 0;
 }
 
-Place Texts::copy_sibling(const Sample& sample, std::span<Token> out) const {
-    const auto behind = samples[sample.sibling].known().subspan(sample.sibling_match.at);
-    const std::size_t size = std::min(out.size(), behind.size());
-    std::copy_n(behind.begin(), size, out.begin());
-    return static_cast<Place>(size);
+Place Texts::behind_sibling(const Sample& sample) const {
+    return samples[sample.sibling].count - sample.sibling_match.at;
+}
+
+void Texts::copy_sibling(const Sample& sample, std::span<Token> out) const {
+    std::copy_n(samples[sample.sibling].text.begin() + sample.sibling_match.at, out.size(), out.begin());
 }
 
 void Texts::copy_own(const Sample& sample, std::span<Token> out) const {

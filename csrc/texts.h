@@ -151,8 +151,9 @@ public:
     // Follow the sibling that matched, or find one that matches more; return the length of the match, 0 if no token
     // follows. A match of `longest` tokens is followed without a search.
     Place follow_sibling(Sample& sample) const;
-    // Copy what the sibling wrote behind the match; return the number of tokens.
-    Place copy_sibling(const Sample& sample, std::span<Token> out) const;
+    // How many tokens the sibling wrote behind the match; copy the first of them.
+    Place behind_sibling(const Sample& sample) const;
+    void copy_sibling(const Sample& sample, std::span<Token> out) const;
     // Copy what the sample wrote behind the match in its own text, repeated as often as `out` needs.
     void copy_own(const Sample& sample, std::span<Token> out) const;
     // The token that usually followed `token` in the texts of the prompt's samples; -1 if unknown.

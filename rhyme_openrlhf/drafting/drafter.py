@@ -1,16 +1,16 @@
 """The source "history": drafts for names of requests, as lists of tokens.
 
 Drafts come from the history of the sample's prompt, its siblings and its own text so far. Siblings are the other
-samples of that prompt on this engine, while they are generated. The source that matches most of the sample's last
-tokens drafts; of equally long matches, history before siblings before own text. What all prompts share drafts where its
-first token is more likely accepted. The compiled core (csrc/drafter.h) holds the texts and drafts; this module keeps
-the names, and has a planner decide how much of the drafts is verified.
+samples of that prompt on this engine, while they are generated; and from what all prompts share. The source drafts of
+which most tokens are expected to be accepted, by what was verified of each source before. The compiled core
+(csrc/drafter.h) holds the texts and drafts; this module keeps the names, and has a planner decide how much of the
+drafts is verified.
 
 Invariants:
 - A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
   and no more when the index is forgotten. Indexes live until the caller forgets them.
-- A draft is never longer than the room the caller gives and the largest window. It is longer than the sample's own
-  window only as far as its confidence is high enough: the estimated probability that all of it is right.
+- A draft is never longer than the room the caller gives and the largest window. A draft from history is longer than the
+  sample's own window only as far as its confidence is high enough: the estimated probability that all of it is right.
 - Beside the lookup of the prefix and the children at a branch, a draft costs time in proportion to the window only,
   however many samples, prompts and tokens there are.
 - With a planner a draft is as long as there is room and hope, and the planner cuts the drafts of a step together. It

@@ -46,7 +46,8 @@ class HistoSpecSettings(Settings):
     # By replay of recorded runs of the embedded task: a fifth fewer decode steps a sample, at equal acceptance.
     extend_confidence: float = option(
         0.7,
-        "A draft goes past its window while it is right with this probability. The probability is estimated; 1: never.",
+        "A draft from history goes past its window while it is right with this probability. The probability is "
+        "estimated; 1: no draft goes past it.",
         low=0.01,
         high=1,
     )
@@ -69,8 +70,8 @@ class HistoSpecSettings(Settings):
     )
     own_output: bool = option(
         True,
-        "Also draft from the sample's own prompt and response so far. It does where a longer match is found there than "
-        "in the other sources.",
+        "Also draft from the sample's own prompt and response so far. It does where more of such a draft is expected "
+        "to be accepted than of the other sources'.",
     )
     # In replays of five runs of up to 250,000 tokens nothing older than 262,144 tokens (6 MB) is of use.
     shared_tokens: int = option(

@@ -154,16 +154,20 @@ def test_impossible_counts_are_refused(drafter: WholeTexts, drafted: int, accept
     assert drafter.window("a") == 6
 
 
-def test_the_longer_match_drafts() -> None:
-    drafter = WholeTexts(settings(own_output=True))
+@pytest.mark.parametrize("siblings", [True, False])
+def test_the_source_that_was_right_more_often_drafts(siblings: bool) -> None:
+    """Where samples may depend on each other; without siblings they draft as if they were alone."""
+    drafter = WholeTexts(settings(own_output=True, siblings=siblings))
     drafter.install("p", INDEX)
+    drafter.install("q", INDEX)
     start(drafter, "a", "p")
-    # Both match three tokens: the history.
-    assert draft(drafter, "a", [1, 2, 3, 90, 91, 1, 2, 3]) == [10, 11]
-    # Four of its own.
-    start(drafter, "b", "p")
-    assert draft(drafter, "b", [0, 1, 2, 3, 90, 91, 0, 1, 2, 3]) == [90, 91]
-    assert verify(drafter, "b", 2, 2) == "own"
+    start(drafter, "b", "q")
+    text = [0, 1, 2, 3, 90, 91, 0, 1, 2, 3]
+    assert draft(drafter, "a", text) == [10, 11]
+    for _ in range(20):
+        assert verify(drafter, "a", 2, 0) == "history"
+    assert draft(drafter, "b", text) == ([90, 91] if siblings else [10, 11])
+    assert verify(drafter, "b", 2, 2) == ("own" if siblings else "history")
 
 
 def test_without_history_a_sample_drafts_from_itself() -> None:

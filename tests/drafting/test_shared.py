@@ -18,7 +18,7 @@ from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from tests.examples import examples
 
 # As csrc/shared.h and csrc/shared.cpp have them.
-ORDERS = (2, 3, 4, 5, 6, 7, 8, 10, 12)
+ORDERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 SLOTS_PER_TOKEN, TICKS, SWEEP_TICKS, MOST_VOTES = 3, 64, 128, 15
 PRIOR, PRIOR_GUESSES, MOST_COUNTED = 0.3, 5.0, 400.0
 # As csrc/drafter.cpp has them: steps in which the source is tried, and steps that it rests.
@@ -124,9 +124,9 @@ def test_nothing_older_than_the_window_is_guessed(seed: int, window: int) -> Non
         if token >= 0:
             guessed += 1
             seen = last.get((*end[-matched:], token))
-            # A tick more than the window: entries age by ticks. One of 65,536 contexts looks like another.
-            strangers += seen is None
-            assert seen is None or number - seen <= window + 2 * max(window // TICKS, 1)
+            # A tick more than the window: entries age by ticks. One of 65,536 contexts looks like another, whose
+            # follower may have followed this one long ago.
+            strangers += seen is None or number - seen > window + 2 * max(window // TICKS, 1)
         # Some tokens come again soon, some seldom and some never.
         token = rng.choice([rng.randrange(3), rng.randrange(60), number + 100])
         shared.enter(end, token)

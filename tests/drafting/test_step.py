@@ -46,13 +46,15 @@ class Engine:
         self.written = [at + len(part) for at, part in zip(self.written, new, strict=True)]
         self.drafter.append(self.samples, *core.flatten(new))
         found: dict[int, list[Any]] = {}
+        drafted: list[int] = []
         for prompt in [None] if together else sorted(set(self.prompts)):
             samples = [one for one, of in zip(self.samples, self.prompts, strict=True) if prompt in (None, of)]
             lengths, tokens, _, sources, matches, _ = self.drafter.draft(samples, whole)
             drafts = core.split(tokens, lengths)
             found.update((one, list(rest)) for one, *rest in zip(samples, drafts, sources, matches, strict=True))
-            drafted = [sample for sample, length in zip(samples, lengths, strict=True) if length]
-            self.drafter.verified(drafted, [1] * len(drafted), [sample % 2 for sample in drafted])
+            drafted += [sample for sample, length in zip(samples, lengths, strict=True) if length]
+        drafted.sort()
+        self.drafter.verified(drafted, [1] * len(drafted), [sample % 2 for sample in drafted])
         return found
 
 
