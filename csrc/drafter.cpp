@@ -65,23 +65,30 @@ void in_groups(Items items, std::size_t size, Work work) {
 
 }  // namespace
 
-std::size_t Rates::class_of(Place matched) {
-    return static_cast<std::size_t>(std::upper_bound(EDGES.begin(), EDGES.end(), matched) - EDGES.begin());
+Rates::Rates() {
+    for (std::size_t source = 0; source < SOURCES; ++source)
+        for (std::size_t number = 0; number <= EDGES.size(); ++number) update(source, number);
 }
 
-double Rates::rate(Source source, Place matched) const {
-    const Count& count = counts_[static_cast<std::size_t>(source)][class_of(matched)];
-    const double prior = source == Source::HISTORY
-                             ? PRIOR_HISTORY
-                             : std::min(PRIOR_HISTORY, PRIOR_VOTED + PRIOR_MATCHED * static_cast<double>(matched));
-    return (count.accepted + prior * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
+// Work out anew the rates of a class of matches.
+void Rates::update(std::size_t source, std::size_t number) {
+    const Count& count = counts_[source][number];
+    const Place end = number < EDGES.size() ? EDGES[number] : EDGES.back() + 1;
+    for (Place matched = number ? EDGES[number - 1] : 0; matched < end; ++matched) {
+        const double prior = source == static_cast<std::size_t>(Source::HISTORY)
+                                 ? PRIOR_HISTORY
+                                 : std::min(PRIOR_HISTORY, PRIOR_VOTED + PRIOR_MATCHED * static_cast<double>(matched));
+        rates_[source][matched] = (count.accepted + prior * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
+    }
 }
 
 void Rates::count(Source source, Place matched, bool accepted) {
-    Count& count = counts_[static_cast<std::size_t>(source)][class_of(matched)];
+    const auto number = static_cast<std::size_t>(std::upper_bound(EDGES.begin(), EDGES.end(), matched) - EDGES.begin());
+    Count& count = counts_[static_cast<std::size_t>(source)][number];
     if (count.all >= MOST_COUNTED) count = {count.accepted / 2, count.all / 2};
     count.all += 1.0;
     count.accepted += accepted ? 1.0 : 0.0;
+    update(static_cast<std::size_t>(source), number);
 }
 
 Drafter::Drafter(const Rules& rules)
