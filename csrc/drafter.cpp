@@ -65,30 +65,27 @@ void in_groups(Items items, std::size_t size, Work work) {
 
 }  // namespace
 
-Rates::Rates() {
-    for (std::size_t source = 0; source < SOURCES; ++source)
-        for (std::size_t number = 0; number <= EDGES.size(); ++number) update(source, number);
+std::size_t Rates::class_of(Place matched) {
+    return static_cast<std::size_t>(std::upper_bound(EDGES.begin(), EDGES.end(), matched) - EDGES.begin());
 }
 
-// Work out anew the rates of a class of matches.
-void Rates::update(std::size_t source, std::size_t number) {
-    const Count& count = counts_[source][number];
-    const Place end = number < EDGES.size() ? EDGES[number] : EDGES.back() + 1;
-    for (Place matched = number ? EDGES[number - 1] : 0; matched < end; ++matched) {
-        const double prior = source == static_cast<std::size_t>(Source::HISTORY)
-                                 ? PRIOR_HISTORY
-                                 : std::min(PRIOR_HISTORY, PRIOR_VOTED + PRIOR_MATCHED * static_cast<double>(matched));
-        rates_[source][matched] = (count.accepted + prior * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
-    }
+void Rates::refresh() {
+    for (std::size_t source = 0; source < SOURCES; ++source)
+        for (Place matched = 0; matched <= EDGES.back(); ++matched) {
+            const Count& count = counts_[source][class_of(matched)];
+            const double prior =
+                source == static_cast<std::size_t>(Source::HISTORY)
+                    ? PRIOR_HISTORY
+                    : std::min(PRIOR_HISTORY, PRIOR_VOTED + PRIOR_MATCHED * static_cast<double>(matched));
+            rates_[source][matched] = (count.accepted + prior * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
+        }
 }
 
 void Rates::count(Source source, Place matched, bool accepted) {
-    const auto number = static_cast<std::size_t>(std::upper_bound(EDGES.begin(), EDGES.end(), matched) - EDGES.begin());
-    Count& count = counts_[static_cast<std::size_t>(source)][number];
+    Count& count = counts_[static_cast<std::size_t>(source)][class_of(matched)];
     if (count.all >= MOST_COUNTED) count = {count.accepted / 2, count.all / 2};
     count.all += 1.0;
     count.accepted += accepted ? 1.0 : 0.0;
-    update(static_cast<std::size_t>(source), number);
 }
 
 Drafter::Drafter(const Rules& rules)
@@ -124,6 +121,7 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
         probabilities_.resize(tokens_.size());
     }
     last_.assign(samples.begin(), samples.end());
+    rates_.refresh();
     rest_or_try();
     if (sharing_) {
         could_gain_ += static_cast<std::int64_t>(batch_.size());

@@ -51,11 +51,12 @@ struct Attribution {
 // before the token: those before the draft, and the draft's own. Of history and what all prompts share, of first tokens.
 class Rates {
 public:
-    Rates();
+    // As of the last `refresh`.
     double rate(Source source, Place matched) const {
         return rates_[static_cast<std::size_t>(source)][std::min(matched, EDGES.back())];
     }
     void count(Source source, Place matched, bool accepted);
+    void refresh();
 
 private:
     struct Count {
@@ -63,10 +64,10 @@ private:
     };
     // Lower edges of the classes after the first.
     static constexpr std::array<Place, 9> EDGES{1, 2, 3, 4, 6, 8, 12, 16, 24};
-    void update(std::size_t source, std::size_t number);
+    static std::size_t class_of(Place matched);
 
     std::array<std::array<Count, EDGES.size() + 1>, SOURCES> counts_{};
-    // By source and match, because a step asks thousands of times; all longer matches are as the last.
+    // By source and match, because a step asks thousands of times; all longer matches are as the last one.
     std::array<std::array<double, EDGES.back() + 1>, SOURCES> rates_{};
 };
 
