@@ -69,12 +69,16 @@ std::size_t Rates::class_of(Place matched) {
     return static_cast<std::size_t>(std::upper_bound(EDGES.begin(), EDGES.end(), matched) - EDGES.begin());
 }
 
-double Rates::rate(Source source, Place matched) const {
-    const Count& count = counts_[static_cast<std::size_t>(source)][class_of(matched)];
-    const double prior = source == Source::HISTORY
-                             ? PRIOR_HISTORY
-                             : std::min(PRIOR_HISTORY, PRIOR_VOTED + PRIOR_MATCHED * static_cast<double>(matched));
-    return (count.accepted + prior * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
+void Rates::refresh() {
+    for (std::size_t source = 0; source < SOURCES; ++source)
+        for (Place matched = 0; matched <= EDGES.back(); ++matched) {
+            const Count& count = counts_[source][class_of(matched)];
+            const double prior =
+                source == static_cast<std::size_t>(Source::HISTORY)
+                    ? PRIOR_HISTORY
+                    : std::min(PRIOR_HISTORY, PRIOR_VOTED + PRIOR_MATCHED * static_cast<double>(matched));
+            rates_[source][matched] = (count.accepted + prior * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
+        }
 }
 
 void Rates::count(Source source, Place matched, bool accepted) {
@@ -117,6 +121,7 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
         probabilities_.resize(tokens_.size());
     }
     last_.assign(samples.begin(), samples.end());
+    rates_.refresh();
     rest_or_try();
     if (sharing_) {
         could_gain_ += static_cast<std::int64_t>(batch_.size());

@@ -9,6 +9,7 @@
 // throw std::out_of_range, arrays that do not fit each other throw std::invalid_argument.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -50,8 +51,12 @@ struct Attribution {
 // before the token: those before the draft, and the draft's own. Of history and what all prompts share, of first tokens.
 class Rates {
 public:
-    double rate(Source source, Place matched) const;
+    // As of the last `refresh`.
+    double rate(Source source, Place matched) const {
+        return rates_[static_cast<std::size_t>(source)][std::min(matched, EDGES.back())];
+    }
     void count(Source source, Place matched, bool accepted);
+    void refresh();
 
 private:
     struct Count {
@@ -62,6 +67,8 @@ private:
     static std::size_t class_of(Place matched);
 
     std::array<std::array<Count, EDGES.size() + 1>, SOURCES> counts_{};
+    // By source and match, because a step asks thousands of times; all longer matches are as the last one.
+    std::array<std::array<double, EDGES.back() + 1>, SOURCES> rates_{};
 };
 
 class Drafter {
