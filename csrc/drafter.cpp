@@ -89,7 +89,10 @@ void Rates::count(Source source, Place matched, bool accepted) {
 }
 
 Drafter::Drafter(const Rules& rules)
-    : rules_(rules), texts_(rules.text), shared_(rules.shared_tokens), learns_(rules.text.siblings || !shared_.empty()) {
+    : rules_(rules),
+      texts_(rules.text),
+      shared_(rules.shared_tokens),
+      learns_(rules.text.siblings || !shared_.empty()) {
     require(1 <= rules.text.shortest && rules.text.shortest <= rules.text.longest,
             "need 1 <= shortest <= longest match");
     require(1 <= rules.window_start && rules.window_start <= rules.window_max && rules.window_step >= 0,
@@ -258,8 +261,7 @@ Drafter::OneDraft Drafter::draft_history(Sample& sample, Place window, std::span
                                          std::span<float> probabilities) {
     const Index& index = texts_.prompts[sample.prompt].index;
     if (index.empty()) return {};
-    const auto [node, near] =
-        sample.cursor.follow(index, sample.known(), rules_.text.longest, rules_.text.shortest);
+    const auto [node, near] = sample.cursor.follow(index, sample.known(), rules_.text.longest, rules_.text.shortest);
     if (node.empty()) return {};
     const StopRule rule{window, stop_confidence_, extend_confidence_};
     const auto [size, at] = index.walk(node, near, sample.cursor.at() - node.length, rule, out, probabilities);

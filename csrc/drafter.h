@@ -1,9 +1,9 @@
 // All drafting of one engine: arrays in, arrays out.
 //
 // Four sources: the draft index of the prompt's last rollouts; the siblings, which are the other samples of the same
-// prompt on this engine, running or finished; the sample's own text; and what all prompts share. The source of which
-// most tokens are expected to be right drafts, by rates that are learnt from verified drafts. Where nothing matches, the
-// siblings' votes give a draft of a token or two.
+// prompt on this engine, running or finished; the sample's own text; and what all prompts share. A sample drafts from
+// the source of which most tokens are expected to be right, by rates that are learnt from verified drafts. Where
+// nothing matches, the siblings' votes give a draft of a token or two.
 //
 // Invariants: one caller at a time. Numbers of samples that do not run
 // throw std::out_of_range, arrays that do not fit each other throw std::invalid_argument.
@@ -48,7 +48,8 @@ struct Attribution {
 };
 
 // How often a token of a draft was accepted if those before it were, by the draft's source and the tokens that match
-// before the token: those before the draft, and the draft's own. Of history and what all prompts share, of first tokens.
+// before the token: those before the draft, and the draft's own. Of history and what all prompts share it is the first
+// tokens' rate.
 class Rates {
 public:
     // As of the last `refresh`.
@@ -89,9 +90,9 @@ public:
         texts_.append(samples, counts, tokens);
     }
     // Draft for each of these samples. A draft has at most as many tokens as the largest window, and leaves room for
-    // one more token in its sample's text. Up to the sample's window a draft from history ends below the stop confidence
-    // (but not before its first token), beyond the window below the extend confidence. `whole`: drafts are as long as there is
-    // room and any hope, because a planner cuts them.
+    // one more token in its sample's text. Up to the sample's window a draft from history ends below the stop
+    // confidence (but not before its first token), beyond the window below the extend confidence. `whole`: drafts are
+    // as long as there is room and any hope, because a planner cuts them.
     Drafts draft(std::span<const std::int64_t> samples, bool whole);
     // Enter what the last step's samples have written into what all prompts share, as far as the step itself has not.
     // Meant for the time of a forward pass; the next drafts are made with it.

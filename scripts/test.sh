@@ -59,12 +59,11 @@ server() { # newest|oldest [PROCESSES]
 }
 
 # The same with one process, beside other tests; what it prints and what failed comes at `join_server`.
-server_beside() {
+server_beside() { # [NICENESS]
     SERVER_LOG=$(mktemp)
     (
         FAILED=()
-        # The others' runs decide how long all takes.
-        renice -n 10 $BASHPID >/dev/null
+        renice -n "${1-0}" $BASHPID >/dev/null
         server newest 1
         ((${#FAILED[@]} == 0))
     ) >"$SERVER_LOG" 2>&1 &
@@ -140,12 +139,13 @@ case ${1-} in
         join_server
         ;;
     --runs)
-        server_beside
+        # The runs decide how long all takes.
+        server_beside 10
         run python -m pytest -n 2 -p no:randomly -m "not slow and not server"
         join_server
         ;;
     --slow)
-        server_beside
+        server_beside 10
         run python -m pytest -n 2 -p no:randomly -m "not server"
         join_server
         ;;

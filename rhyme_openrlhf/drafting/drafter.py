@@ -1,8 +1,8 @@
 """The source "history": drafts for names of requests, as lists of tokens.
 
-Drafts come from the history of the sample's prompt, its siblings and its own text so far. Siblings are the other
-samples of that prompt on this engine, while they are generated; and from what all prompts share. The source drafts of
-which most tokens are expected to be accepted, by what was verified of each source before. The compiled core
+Drafts come from the history of the sample's prompt, its siblings, its own text so far, and what all prompts share.
+Siblings are the other samples of that prompt on this engine, while they are generated. A sample drafts from the source
+of which most tokens are expected to be accepted, by what was verified of each source before. The compiled core
 (csrc/drafter.h) holds the texts and drafts; this module keeps the names, and has a planner decide how much of the
 drafts is verified.
 

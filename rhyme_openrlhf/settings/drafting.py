@@ -46,8 +46,7 @@ class HistoSpecSettings(Settings):
     # By replay of recorded runs of the embedded task: a fifth fewer decode steps a sample, at equal acceptance.
     extend_confidence: float = option(
         0.7,
-        "A draft from history goes past its window while it is right with this probability. The probability is "
-        "estimated; 1: no draft goes past it.",
+        "History drafts pass their window while right with this probability. The probability is estimated; 1: never.",
         low=0.01,
         high=1,
     )
