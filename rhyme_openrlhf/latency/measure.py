@@ -252,7 +252,7 @@ def measure(
                 done.add(shape, _burst(engine, shape, plan.walk.steps))
     # As many as one whole burst has: else only stragglers had all samples at once.
     points = {shape: _step_point(shape, done.rows(shape), plan.walk.steps) for shape in plan.steps()}
-    steps = [point for point in points.values() if point is not None]
+    steps, delayed = undelayed([point for point in points.values() if point is not None])
     if all(point.drafts for point in steps):
         raise MeasureError(
             "no decode step ran with all its samples at once: is the KV cache large enough (--cpu.kv_cache_mb, "
@@ -276,6 +276,11 @@ def measure(
             f"{plan.walk.rounds} x {plan.walk.steps} steps a point",
             *carrying.notes,
             *(f"left out, because it did not run with all samples at once: {words}" for words in left_out),
+            *(
+                f"left out, because a larger decode step took less than half of its {point.seconds * 1e3:.0f} ms: "
+                f"{point.running} samples, {point.context} tokens of context, {point.drafts} draft tokens"
+                for point in delayed
+            ),
         ),
     )
 
@@ -302,6 +307,29 @@ def disturbed(profile: Profile) -> str:
     if noise <= MOST_NOISE:
         return ""
     return f"times of identical steps spread by {noise:.0%}, more than {MOST_NOISE:.0%}, as where something else runs"
+
+
+# A decode step cannot take this many times as long as a larger one. Other work delayed two of 45 points of a quick
+# profile, to ten times their time. The noise of all points did not show it, and all later runs planned by them.
+MOST_OF_LARGER = 2.0
+
+
+def undelayed(points: Sequence[StepPoint]) -> tuple[list[StepPoint], list[StepPoint]]:
+    """Return the points that nothing else on the machine delayed, and those that it did.
+
+    A delayed point took more than MOST_OF_LARGER times what a point took that has at least as much of everything.
+    """
+
+    def least(point: StepPoint) -> float:
+        return min(
+            other.seconds
+            for other in points
+            if other.running >= point.running and other.context >= point.context and other.drafts >= point.drafts
+        )
+
+    late = [point.seconds > MOST_OF_LARGER * least(point) for point in points]
+    kept = [point for point, delayed in zip(points, late, strict=True) if not delayed]
+    return kept, [point for point, delayed in zip(points, late, strict=True) if delayed]
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,11 @@ from rhyme_openrlhf.latency.measure import (
     measure,
     prefill_shapes,
     step_shapes,
+    undelayed,
     with_unspeculated,
 )
 from rhyme_openrlhf.latency.predictor import SpeculationOverhead
-from rhyme_openrlhf.latency.profile import Subject
+from rhyme_openrlhf.latency.profile import StepPoint, Subject
 from rhyme_openrlhf.latency.step_model import StepModel, assess
 from tests.latency import formula
 
@@ -284,3 +285,16 @@ def test_an_engine_without_speculation_adds_its_steps(tmp_path: Path) -> None:
     assert all(words.startswith("without speculation: ") for words in said)
     with pytest.raises(MeasureError, match="is not the one of the profile without speculation"):
         with_unspeculated(profile, Unspeculated(drafts_each=4))
+
+
+def test_points_that_other_work_delayed_are_left_out() -> None:
+    points = [
+        StepPoint(running, context, drafts, seconds, 0.0, 8)
+        for running, context, drafts, seconds in (
+            (16, 4143, 112, 0.0129), (16, 4133, 240, 0.2975), (64, 16705, 0, 0.1449), (64, 16759, 64, 0.0221),
+            (64, 16762, 192, 0.0272), (64, 16762, 448, 0.0383), (128, 34018, 960, 0.0243),
+        )
+    ]  # fmt: skip
+    kept, delayed = undelayed(points)
+    assert delayed == [points[1], points[2]]
+    assert kept == [points[0], *points[3:]]
