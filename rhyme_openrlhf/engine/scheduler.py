@@ -201,7 +201,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
         if not late_drafts.fills(self.vllm_config):
             raise ValueError(
                 f"--drafting.runner v2-async goes with vLLM's executors {', '.join(late_drafts.EXECUTORS)} "
-                f"(VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1), and this engine has another one "
+                "(VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1), and this engine has another one "
                 f"('{parallel.distributed_executor_backend}'): take --drafting.runner v2"
             )
         if parallel.pipeline_parallel_size > 1:

@@ -252,7 +252,7 @@ def measure(
                 done.add(shape, _burst(engine, shape, plan.walk.steps))
     # As many as one whole burst has: else only stragglers had all samples at once.
     points = {shape: _step_point(shape, done.rows(shape), plan.walk.steps) for shape in plan.steps()}
-    steps, delayed = undelayed([point for point in points.values() if point is not None])
+    steps = undelayed([point for point in points.values() if point is not None])
     if all(point.drafts for point in steps):
         raise MeasureError(
             "no decode step ran with all its samples at once: is the KV cache large enough (--cpu.kv_cache_mb, "
@@ -278,8 +278,9 @@ def measure(
             *(f"left out, because it did not run with all samples at once: {words}" for words in left_out),
             *(
                 f"left out, because a larger decode step took less than half of its {point.seconds * 1e3:.0f} ms: "
-                f"{point.running} samples, {point.context} tokens of context, {point.drafts} draft tokens"
-                for point in delayed
+                f"{_words(shape)}"
+                for shape, point in points.items()
+                if point is not None and point not in steps
             ),
         ),
     )
@@ -314,8 +315,8 @@ def disturbed(profile: Profile) -> str:
 MOST_OF_LARGER = 2.0
 
 
-def undelayed(points: Sequence[StepPoint]) -> tuple[list[StepPoint], list[StepPoint]]:
-    """Return the points that nothing else on the machine delayed, and those that it did.
+def undelayed(points: Sequence[StepPoint]) -> list[StepPoint]:
+    """Return the points that nothing else on the machine delayed.
 
     A delayed point took more than MOST_OF_LARGER times what a point took that has at least as much of everything.
     """
@@ -327,9 +328,7 @@ def undelayed(points: Sequence[StepPoint]) -> tuple[list[StepPoint], list[StepPo
             if other.running >= point.running and other.context >= point.context and other.drafts >= point.drafts
         )
 
-    late = [point.seconds > MOST_OF_LARGER * least(point) for point in points]
-    kept = [point for point, delayed in zip(points, late, strict=True) if not delayed]
-    return kept, [point for point, delayed in zip(points, late, strict=True) if delayed]
+    return [point for point in points if point.seconds <= MOST_OF_LARGER * least(point)]
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,11 @@ def test_nothing_older_than_the_window_is_guessed(seed: int, window: int) -> Non
         if token >= 0:
             guessed += 1
             seen = last.get((*end[-matched:], token))
-            # A tick more than the window: entries age by ticks. One of 65,536 contexts looks like another, whose
-            # follower may have followed this one long ago.
-            strangers += seen is None or number - seen > window + 2 * max(window // TICKS, 1)
+            # A tick more than the window: entries age by ticks. One of 65,536 contexts looks like another. Behind a
+            # single token, what followed the other one may have followed this one too, long ago.
+            old = seen is not None and number - seen > window + 2 * max(window // TICKS, 1)
+            assert not old or matched == 1
+            strangers += seen is None or old
         # Some tokens come again soon, some seldom and some never.
         token = rng.choice([rng.randrange(3), rng.randrange(60), number + 100])
         shared.enter(end, token)

@@ -24,7 +24,7 @@ RATES = [Rates(1 + step / 2, float(step), 4.0 * bool(step)) for step in range(4)
 
 
 def record(path: Path, workload: Workload, result: Result) -> None:
-    """What a run like the simulated one leaves in its directory, from its step 7 on."""
+    """Write what a run like the simulated one leaves in its directory, from step 7 on."""
     path.mkdir()
     lines = []
     with EventLog(path / "events.jsonl") as log:
