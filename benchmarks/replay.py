@@ -142,7 +142,7 @@ class Ours:
         names = [sample.name for sample in running]
         self._drafter.append(names, [sample.text[self._told[sample.name] :] for sample in running])
         self._told.update({sample.name: len(sample.text) for sample in running})
-        drafts = self._drafter.draft(names)
+        drafts = self._drafter.draft(names, sum(len(sample.text) for sample in running))
         self._drafter.computing()
         return drafts
 

@@ -58,7 +58,7 @@ class Engine:
         return [gpu for of_rank in self._gpus for gpu in of_rank]
 
     def given(self) -> dict[str, Any]:
-        return {name: value for name, value in self._given.items() if name not in ("history_workers", "rhyme")}
+        return {name: value for name, value in self._given.items() if name not in ("history_workers", "rhyme", "parts")}
 
     def kv_cache_mb(self) -> int:
         return int(self._given["rhyme"].cpu.kv_cache_mb)
@@ -104,6 +104,8 @@ def create(plan: LayoutPlan, monkeypatch: pytest.MonkeyPatch, shared: Any = None
         ray.remote(Engine),
         lambda index, _: order.append(f"start {index}"),
         bool(plan.device_shares),
+        # Those of a run would import vLLM in each process.
+        parts=lambda engine: {},
     )
     monkeypatch.setattr(upstream, "RolloutRayActor", factory)
     services: Any = SimpleNamespace(layouts=plan, settings=RhymeSettings(), record=lambda *_: None)
