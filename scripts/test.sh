@@ -6,8 +6,8 @@
 #   scripts/test.sh --runs                   before a merge, and in continuous integration: the training runs and those
 #                                            faults too
 #   scripts/test.sh --quick                  before each commit: the rooms without torch, the control plane and the command
-#                                            line, as far as they start no engine, Ray, browser, PostgreSQL, service or
-#                                            other Python process
+#                                            line, as far as they start no engine, Ray, browser, PostgreSQL, service, other
+#                                            Python process or listener on a port
 #   scripts/test.sh --slow                   all of it, what is marked slow too
 #   scripts/test.sh --changed [BASE]         the test files that a change since BASE (main) needs, by imports
 #                                            (scripts/changed_tests.py)
@@ -127,7 +127,7 @@ CHECK_WORDS=$!
 # a whole: pytest's first process, which runs no test, would import the service for the conftest.py of tests/api.
 QUICK=(--without-training-stack tests)
 QUICK+=(--ignore=tests/{client,e2e,embedded,engine,kv,moves,pipeline,platform,run,training,upstream,weights})
-STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python"
+STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python or listener"
 case ${1-} in
     "")
         # A training run takes a minute or more, most of it its start, and such a fault half a minute to two.

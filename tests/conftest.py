@@ -24,6 +24,7 @@ from tests.starts import (  # noqa: F401 (fixtures and a hook)
     starts_browser,
     starts_e2e,
     starts_engine,
+    starts_listener,
     starts_postgresql,
     starts_python,
     starts_ray,
@@ -106,8 +107,15 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Let Python tidy up as it does: some libraries complain of what they find at the end."""
-    gc.unfreeze()
+    """Have Python go through nothing at its end that tests have left, which takes seconds.
+
+    Libraries of the training stack print a page of complaints if Python finds something of theirs only then.
+    """
+    if "torch" in sys.modules:
+        gc.unfreeze()
+    else:
+        gc.disable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

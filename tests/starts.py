@@ -74,6 +74,11 @@ def starts_python() -> None:
     """Stand for another process of Python."""
 
 
+@pytest.fixture(scope="session")
+def starts_listener() -> None:
+    """Stand for a socket of this process that listens on a port."""
+
+
 def marks_of(fixtures: Sequence[str], parameters: Sequence[Any]) -> set[str]:
     """Return the marks of a test with these fixtures and parameters.
 
@@ -119,6 +124,9 @@ class Guard:
             # What starts a service, or a Ray, starts Python too and has the mark of the greater one.
             if started and not (started == ["python"] and self._marked()):
                 self.refuse(started[0])
+        # An address of the internet family is a pair or more; what starts processes may listen for them.
+        if event == "socket.bind" and isinstance(given[1], tuple) and not self._marked():
+            self.refuse("listener")
 
     def _marked(self) -> bool:
         """Return whether the test that runs now has any of the marks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_a_mark_follows_from_a_fixture_and_from_the_store_that_a_parameter_names
 
 def test_every_mark_is_declared_and_has_its_fixture(request: pytest.FixtureRequest) -> None:
     declared = {str(line).partition(":")[0] for line in request.config.getini("markers")}
-    for name in (*PROCESSES, "engine"):
+    for name in (*PROCESSES, "engine", "listener"):
         assert name in declared and request.getfixturevalue(f"starts_{name}") is None
 
 
@@ -59,6 +60,17 @@ def test_an_engine_core_is_refused_in_a_test_without_its_mark() -> None:
 def test_a_spawned_process_is_refused_in_a_test_without_its_mark() -> None:
     with pytest.raises(REFUSED, match="starts_python"):
         multiprocessing.get_context("spawn").Process(target=print).start()
+
+
+def test_a_port_is_refused_in_a_test_without_its_mark() -> None:
+    with socket.socket() as listener, pytest.raises(REFUSED, match="starts_listener"):
+        listener.bind(("127.0.0.1", 0))
+
+
+def test_with_its_mark_a_port_is_listened_on(starts_listener: None) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
 
 
 def test_vllm_starts_its_engine_core_under_that_name() -> None:

@@ -64,14 +64,16 @@ def test_local_is_the_default_and_the_options_are_typed(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_served_costs_one_sentence(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], starts_listener: None
 ) -> None:
     assert main([*arguments, f"--serve.data_dir={tmp_path}", "--serve.port=0"]) == 2
     said = capsys.readouterr().err
     assert message in said and said.startswith("rhyme serve: error: ")
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], starts_listener: None
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

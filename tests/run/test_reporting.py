@@ -50,7 +50,7 @@ reporter.wait()
 
 
 @pytest.fixture
-def server() -> Iterator[ControlServer]:
+def server(starts_listener: None) -> Iterator[ControlServer]:
     running = ControlServer()
     yield running
     running.close()

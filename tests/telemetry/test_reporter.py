@@ -27,7 +27,7 @@ SOURCES = ("driver", "trainer", "engine-0")
 
 
 @pytest.fixture
-def server() -> Iterator[ControlServer]:
+def server(starts_listener: None) -> Iterator[ControlServer]:
     running = ControlServer()
     yield running
     running.close()
@@ -127,7 +127,7 @@ def test_nothing_is_lost_through_any_fault(
     assert not running.reporter.unsent()
 
 
-def test_a_server_that_comes_late_gets_all(tmp_path: Path) -> None:
+def test_a_server_that_comes_late_gets_all(tmp_path: Path, starts_listener: None) -> None:
     first = ControlServer()
     run = make_run(tmp_path / "run", first.url)
     first.close()
@@ -169,7 +169,7 @@ def test_a_retry_after_is_obeyed(tmp_path: Path, server: ControlServer) -> None:
     assert server.stored == written(run)
 
 
-def test_of_too_much_that_waits_the_oldest_goes(tmp_path: Path) -> None:
+def test_of_too_much_that_waits_the_oldest_goes(tmp_path: Path, starts_listener: None) -> None:
     first = ControlServer()
     run = make_run(tmp_path / "run", first.url, outbox_mb=1)
     first.close()

@@ -130,7 +130,7 @@ def run_directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def empty_dashboard(make_settings: Callable[..., ServeSettings]) -> Iterator[Dashboard]:
+def empty_dashboard(make_settings: Callable[..., ServeSettings], starts_listener: None) -> Iterator[Dashboard]:
     """A service without runs."""
     app = create_app(make_settings())
     install(app)
@@ -158,7 +158,9 @@ def launching_dashboard(dashboard: Dashboard, tmp_path: Path) -> Dashboard:
 
 
 @pytest.fixture
-def demo_dashboard(make_settings: Callable[..., ServeSettings], tmp_path: Path) -> Iterator[Dashboard]:
+def demo_dashboard(
+    make_settings: Callable[..., ServeSettings], tmp_path: Path, starts_listener: None
+) -> Iterator[Dashboard]:
     """A service with one of the demonstration's recorded runs: responses, logs and figures of its machine too."""
     runs = tmp_path / "runs"
     runs.mkdir(exist_ok=True)

@@ -28,7 +28,7 @@ stores = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=Tru
 
 
 @pytest.fixture
-def provider() -> Iterator[OpenIdProvider]:
+def provider(starts_listener: None) -> Iterator[OpenIdProvider]:
     with running_provider() as running:
         running.claims = dict(ANN)
         yield running

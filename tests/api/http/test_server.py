@@ -17,6 +17,8 @@ import uvicorn
 from rhyme_openrlhf.api.http import server as server_module
 from rhyme_openrlhf.api.http.server import Server
 
+pytestmark = pytest.mark.usefixtures("starts_listener")
+
 BATCHES = f"/api/v1/ingest/attempts/{'b' * 16}/batches"
 # Longest wait for anything that must happen; far more than it takes.
 LIMIT_SECONDS = 30.0

@@ -22,7 +22,7 @@ STREAM = f"/api/v1/runs/{'a' * 16}/events/stream"
 
 
 @pytest.fixture
-def served(api: Any) -> Iterator[str]:
+def served(api: Any, starts_listener: None) -> Iterator[str]:
     """The base URL of `api` behind a real server."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

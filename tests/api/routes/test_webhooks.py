@@ -29,7 +29,7 @@ def sent(api: Any, **asked: Any) -> list[dict[str, Any]]:
 
 @stores
 def test_a_run_that_ends_is_told_to_a_webhook_made_over_http(
-    make_api: Any, record: Any, monkeypatch: pytest.MonkeyPatch
+    make_api: Any, record: Any, monkeypatch: pytest.MonkeyPatch, starts_listener: None
 ) -> None:
     monkeypatch.setattr(deliveries, "POLL_SECONDS", 0.05)
     api = make_api()
@@ -56,7 +56,7 @@ def test_a_run_that_ends_is_told_to_a_webhook_made_over_http(
     assert [one["action"] for one in log] == ["Delete a webhook", "Create a webhook"]
 
 
-def test_a_test_says_how_it_went(api: Any) -> None:
+def test_a_test_says_how_it_went(api: Any, starts_listener: None) -> None:
     with receiving() as receiver:
         hook = made(api, receiver.url, "failed", form="slack")
         answer = api.operator.post(f"{HOOKS}/{hook['id']}/test").json()
@@ -71,7 +71,7 @@ def test_a_test_says_how_it_went(api: Any) -> None:
 
 
 @stores
-def test_a_changed_webhook_keeps_its_secret_and_sends_to_its_new_address(api: Any) -> None:
+def test_a_changed_webhook_keeps_its_secret_and_sends_to_its_new_address(api: Any, starts_listener: None) -> None:
     with receiving() as before, receiving() as receiver:
         hook = made(api, before.url, "failed", stalled_minutes=5)
         one = f"{HOOKS}/{hook['id']}"

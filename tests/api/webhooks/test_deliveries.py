@@ -48,7 +48,7 @@ def turns(service: Deliveries, number: int = 1) -> None:
 
 
 @pytest.fixture
-def receiver() -> Any:
+def receiver(starts_listener: None) -> Any:
     with receiving() as found:
         yield found
 
@@ -164,7 +164,9 @@ def test_a_slow_receiver_costs_its_own_messages_time_and_nobody_elses(
         assert {one.error for one in failed} == {"it did not answer within 2 s"}
 
 
-def test_a_receiver_that_is_down_gets_it_when_it_is_back_and_is_given_up_in_the_end(database: Database) -> None:
+def test_a_receiver_that_is_down_gets_it_when_it_is_back_and_is_given_up_in_the_end(
+    database: Database, starts_listener: None
+) -> None:
     with receiving() as gone:
         url = gone.url
     webhook(database, url, "failed")

@@ -56,7 +56,7 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory, starts_listener: None) -> Iterator[Service]:
     root = tmp_path_factory.mktemp("service")
     settings = ServeSettings(
         data_dir=str(root / "data"),
