@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
-#   scripts/test.sh                          while you work: all but whole training runs (the main job's is there), faults
-#                                            of whole services and what is marked slow
-#   scripts/test.sh --runs                   before a merge, and in continuous integration: the training runs and those
-#                                            faults too
+#   scripts/test.sh                          while you work: all but whole training runs (the main job's is there), the
+#                                            longest of the control plane (LONGEST) and what is marked slow
+#   scripts/test.sh --runs                   before a merge, and in continuous integration: those too
 #   scripts/test.sh --quick                  before each commit: the rooms without torch, the control plane and the command
 #                                            line, as far as they start no engine, Ray, browser, PostgreSQL, service, other
 #                                            Python process or listener on a port
@@ -127,11 +126,15 @@ CHECK_WORDS=$!
 # a whole: pytest's first process, which runs no test, would import the service for the conftest.py of tests/api.
 QUICK=(--without-training-stack tests)
 QUICK+=(--ignore=tests/{client,e2e,embedded,engine,kv,moves,pipeline,platform,run,training,upstream,weights})
+# Each takes a minute or more: faults of whole services, all operations of the API with made-up input, all pages in a
+# browser.
+LONGEST=(tests/api/faults/test_control_plane_faults.py tests/api/routes/test_openapi.py
+    tests/webui/pages/test_accessibility.py)
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python or listener"
 case ${1-} in
     "")
-        # A training run takes a minute or more, most of it its start, and such a fault half a minute to two.
-        server_beside 0 --ignore tests/api/faults/test_control_plane_faults.py
+        server_beside 0 "${LONGEST[@]/#/--ignore=}"
+        # A training run takes a minute or more, most of it its start.
         RUNS=()
         for file in tests/e2e/test_*.py; do
             [[ $file = */test_main_job.py ]] || RUNS+=(--ignore "$file")
