@@ -158,9 +158,9 @@ def test_a_slow_receiver_costs_its_own_messages_time_and_nobody_elses(
         # Its first bytes are enough.
         assert all(one.status == 500 and len(one.error) < 300 for one in failed)
     else:
-        # One request after the other, and the good receiver had both messages during the first.
+        # One request after the other, and the good receiver had both messages during the first, or before that arrived.
         first, second = (one.next_at or 0.0 for one in failed)
-        assert second - first > 1.9 and asked == 1
+        assert second - first > 1.9 and asked <= 1
         assert {one.error for one in failed} == {"it did not answer within 2 s"}
 
 
