@@ -15,13 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from papers_inputs import EFFICIENCY, H100, LLAMA_8B
-from replay import REAL_TRACE, TRACES, Ours, Sample, epochs_of, name_of, read_trace, rollout
+from replay import REAL_TRACE, TRACES, Ours, Sample, epochs_of, name_of, read_trace, replay
 from roofline import roofline
 
 from rhyme_openrlhf.history.record import Record
@@ -33,42 +32,38 @@ from rhyme_openrlhf.settings.history import HistorySettings
 
 
 class Timed(Ours):
-    """Our drafter with its budget, or none at all; `seconds` is the time of the steps so far."""
+    """Our drafter with its budget, or none at all; `seconds` are those of each rollout so far."""
 
     def __init__(self, model: StepModel, drafts: bool) -> None:
         super().__init__(HistoSpecSettings(), rollouts=HistorySettings().rollouts)
-        self._model, self._drafts = model, drafts
-        self.seconds = 0.0
+        self._model = model
+        self.seconds: list[float] = []
         if drafts:
             self._drafter.plan_by(Predictor(model))
 
+    def begin(self, samples: list[Sample]) -> None:
+        super().begin(samples)
+        self.seconds.append(0.0)
+
     def draft(self, running: list[Sample]) -> list[list[int]]:
-        drafts = super().draft(running) if self._drafts else [[] for _ in running]
+        drafts = super().draft(running) if self._drafter.planner is not None else [[] for _ in running]
         context = sum(len(sample.text) for sample in running)
-        self.seconds += self._model.seconds(len(running), context, sum(map(len, drafts)))
+        self.seconds[-1] += self._model.seconds(len(running), context, sum(map(len, drafts)))
         return drafts
 
     def learn(self, records: list[Record]) -> None:
-        super().learn(records)
         if self._drafter.planner is not None:
+            super().learn(records)
             self._drafter.planner.policy_updated()
 
 
-def times(steps: Sequence[list[Record]], model: StepModel, engines: int, drafts: bool) -> list[dict[str, float]]:
+def times(steps: list[list[Record]], model: StepModel, engines: int, drafts: bool) -> list[dict[str, float]]:
     """Return each epoch's seconds of rollouts, and its tokens a decode step of a sample."""
     drafters = [Timed(model, drafts) for _ in range(engines)]
-    seconds: list[float] = []
-    totals: list[Counter[str]] = []
-    for epoch, records in zip(epochs_of(steps), steps, strict=True):
-        if epoch > len(seconds):
-            seconds.append(0.0)
-            totals.append(Counter())
-        for number, drafter in enumerate(drafters):
-            drafter.seconds = 0.0
-            rollout(drafter, records[number::engines], totals[-1])
-        seconds[-1] += max(drafter.seconds for drafter in drafters)
-        for drafter in drafters:
-            drafter.learn(records)
+    totals = replay(steps, [*drafters])
+    seconds = [0.0] * len(totals)
+    for epoch, *each in zip(epochs_of(steps), *(drafter.seconds for drafter in drafters), strict=True):
+        seconds[epoch - 1] += max(each)
     return [
         {"seconds": of_epoch, "tokens_per_step": total["tokens"] / total["samples"]}
         for of_epoch, total in zip(seconds, totals, strict=True)

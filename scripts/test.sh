@@ -126,13 +126,12 @@ CHECK_WORDS=$!
 # a whole: pytest's first process, which runs no test, would import the service for the conftest.py of tests/api.
 QUICK=(--without-training-stack tests)
 QUICK+=(--ignore=tests/{client,e2e,embedded,engine,kv,moves,pipeline,platform,run,training,upstream,weights})
-# Each takes a minute or more: faults of whole services, all operations of the API with made-up input, all pages in a
-# browser.
-LONGEST=(tests/api/faults/test_control_plane_faults.py tests/api/routes/test_openapi.py
-    tests/webui/pages/test_accessibility.py)
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python or listener"
 case ${1-} in
     "")
+        # Each takes a minute or more: faults of whole services, all operations of the API with made-up input, all pages
+        # in a browser.
+        LONGEST=(tests/api/{faults/test_control_plane_faults,routes/test_openapi}.py tests/webui/pages/test_accessibility.py)
         server_beside 0 "${LONGEST[@]/#/--ignore=}"
         # A training run takes a minute or more, most of it its start.
         RUNS=()

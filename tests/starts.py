@@ -124,8 +124,8 @@ class Guard:
             # What starts a service, or a Ray, starts Python too and has the mark of the greater one.
             if started and not (started == ["python"] and self._marked()):
                 self.refuse(started[0])
-        # An address of the internet family is a pair or more; what starts processes may listen for them.
-        if event == "socket.bind" and isinstance(given[1], tuple) and not self._marked():
+        # An address of the internet family is a tuple; what starts processes may listen for them.
+        elif event == "socket.bind" and isinstance(given[1], tuple) and not self._marked():
             self.refuse("listener")
 
     def _marked(self) -> bool:

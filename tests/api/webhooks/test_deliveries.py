@@ -142,7 +142,8 @@ def test_a_slow_receiver_costs_its_own_messages_time_and_nobody_elses(
             service = Deliveries(database, False)
             await service.turn()
             async with asyncio.timeout(20):
-                while len(receiver.got) < 2:
+                # The slow one's thread may be late to note its first request.
+                while len(receiver.got) < 2 or not slow.got:
                     # Meanwhile the store takes other writes at once.
                     await asyncio.to_thread(ends, database, "stopped", f"{len(receiver.got):016x}")
                     await asyncio.sleep(0.01)
@@ -158,9 +159,9 @@ def test_a_slow_receiver_costs_its_own_messages_time_and_nobody_elses(
         # Its first bytes are enough.
         assert all(one.status == 500 and len(one.error) < 300 for one in failed)
     else:
-        # One request after the other, and the good receiver had both messages during the first, or before that arrived.
+        # One request after the other, and the good receiver had both messages during the first.
         first, second = (one.next_at or 0.0 for one in failed)
-        assert second - first > 1.9 and asked <= 1
+        assert second - first > 1.9 and asked == 1
         assert {one.error for one in failed} == {"it did not answer within 2 s"}
 
 
