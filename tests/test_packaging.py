@@ -1,5 +1,6 @@
-"""The files that an installed wheel puts into place."""
+"""The files that an installed wheel puts into place, and the versions that a machine gets."""
 
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -9,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,3 +112,14 @@ def test_our_tests_are_ours() -> None:
     spec = importlib.util.find_spec("tests")
     if spec is not None and spec.origin is not None:
         assert "test_packaging" not in spec.origin
+
+
+def test_pinned_versions_go_with_the_python_of_debian_12() -> None:
+    lines = (ROOT / "requirements" / "constraints-cpu.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    versions = {one.name: one for one in importlib.metadata.distributions()}
+    # What is installed in another version says nothing of the pinned one.
+    known = [versions[pin.name] for pin in pins if pin.name in versions and versions[pin.name].version in pin.specifier]
+    assert len(known) > len(pins) / 2
+    wanted = {one.name: one.metadata.get("Requires-Python") or "" for one in known}
+    assert {name: python for name, python in wanted.items() if "3.11.2" not in SpecifierSet(python)} == {}

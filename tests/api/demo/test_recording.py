@@ -68,6 +68,17 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_an_archive_makes_no_links(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar.xz", "w:xz") as tar:
+        about = tarfile.TarInfo("run/events.jsonl")
+        about.type, about.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(about)
+    (tmp_path / "into").mkdir()
+    with pytest.raises(RecordingError, match="'run/events.jsonl', which is no file below its folder"):
+        unpack(tmp_path / "x.tar.xz", tmp_path / "into")
+    assert not list((tmp_path / "into").rglob("events.jsonl"))
+
+
 def test_the_recording_is_whole_small_and_names_no_machine(tmp_path: Path) -> None:
     assert embedded.RECORDING.stat().st_size < 1_500_000
     runs = {run.name: run for run in unpack(embedded.RECORDING, tmp_path)}
