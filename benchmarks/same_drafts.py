@@ -96,6 +96,7 @@ class Watched:
             self._known.update({name: len(text) for name, text in zip(names, texts, strict=True)})
             self._drafter.append(names, new)
             drafts = self._drafter.draft(names, context, most)
+            self._drafter.computing()
         self.digest.update(json.dumps([drafts, self._drafter.decision]).encode())
         found: list[list[int]] = drafts
         return found

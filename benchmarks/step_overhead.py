@@ -269,6 +269,8 @@ class Run:
         self.weights.sum()
         output = self.output(scheduled)
         began = clock()
+        # vLLM asks for masks when the forward pass has begun.
+        self.scheduler.get_grammar_bitmask(scheduled)
         self.scheduler.update_from_output(scheduled, output)
         self.times["update"].append(clock() - began)
         seconds = 0.0
@@ -306,6 +308,7 @@ class Run:
         self.weights.sum()
         last, self.under_way = self.under_way, (scheduled, self.output(step))
         began = clock()
+        self.scheduler.get_grammar_bitmask(step)
         if last is not None:
             self.scheduler.update_from_output(*last)
         self.times["update"].append(clock() - began)

@@ -221,7 +221,7 @@ PYBIND11_MODULE(_drafting, module) {
                  Attribution found = drafter.verified(samples, verified, accepted);
                  return std::tuple(std::move(found.sources), std::move(found.numbers), std::move(found.accepted));
              })
-        .def("enter_shared", py::overload_cast<>(&Drafter::enter_shared))
+        .def("computing", &Drafter::computing)
         .def("window", &Drafter::window)
         .def("finish", &Drafter::finish)
         .def_property_readonly("memory_bytes", &Drafter::memory_bytes);

@@ -134,7 +134,6 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
     const std::span<const BatchItem> batch = batch_;
     in_groups(batch, ENTERED_TOGETHER, [this](auto group) { enter(group); });
     in_groups(batch, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
-    texts_.grow_some(samples);
 
     // The drafts without gaps.
     Drafts drafts = drafts_;
@@ -372,8 +371,9 @@ void Drafter::rest_or_try() {
     could_gain_ = gained_ = 0;
 }
 
-void Drafter::enter_shared() {
+void Drafter::computing() {
     if (sharing_) enter_shared(last_, SHARED_MEANWHILE);
+    texts_.grow_some(last_);
 }
 
 // Enter at most `left` tokens that the samples have written, beginning at another sample each time.

@@ -94,9 +94,9 @@ public:
     // confidence (but not before its first token), beyond the window below the extend confidence. `whole`: drafts are
     // as long as there is room and any hope, because a planner cuts them.
     Drafts draft(std::span<const std::int64_t> samples, bool whole);
-    // Enter what the last step's samples have written into what all prompts share, as far as the step itself has not.
-    // Meant for the time of a forward pass; the next drafts are made with it.
-    void enter_shared();
+    // Do what can wait until the step's forward pass: enter what its samples have written into what all prompts share,
+    // as far as the step itself has not, and give more memory to some of them.
+    void computing();
     // Record the verification of each sample's last draft: tokens verified (at least one), and how many of them were
     // accepted. Throws std::invalid_argument, and records nothing, for impossible numbers.
     Attribution verified(std::span<const std::int64_t> samples, std::span<const std::int64_t> verified,

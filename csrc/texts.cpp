@@ -298,7 +298,8 @@ void Texts::grow_some(std::span<const std::int64_t> numbers) {
     std::array<std::int64_t, GROWN_A_STEP> chosen;
     std::size_t crowded = 0;
     for (const std::int64_t number : numbers)
-        if (number != NO_SAMPLE && samples[number].crowded) chosen[crowded++ % GROWN_A_STEP] = number;
+        if (number != NO_SAMPLE && samples[number].running && samples[number].crowded)
+            chosen[crowded++ % GROWN_A_STEP] = number;
     Place entered = 0;
     Prompt* full = nullptr;
     for (const std::int64_t number : std::span(chosen).first(std::min(crowded, GROWN_A_STEP))) {

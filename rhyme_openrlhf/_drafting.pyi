@@ -127,8 +127,8 @@ class Drafter:
     ) -> tuple[_Int64s, _Int64s, _Int64s]:
         """Return each draft's source, its number in the last step or -1, and the accepted tokens by source."""
 
-    def enter_shared(self) -> None:
-        """Enter what the last step's samples have written into what all prompts share."""
+    def computing(self) -> None:
+        """Enter what the last step's samples have written into what all prompts share, and give memory to some."""
 
     def window(self, sample: int) -> int: ...
     def finish(self, sample: int) -> None: ...

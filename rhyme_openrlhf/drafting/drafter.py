@@ -134,7 +134,7 @@ class HistoryDrafter(DraftSource):
         return self.propose(self._samples_of(requests), whole)
 
     def computing(self) -> None:
-        self._core.enter_shared()
+        self._core.computing()
 
     def verified(self, drafts: Verified) -> Attribution:
         """Note the tokens verified of each request's last draft, and how many of them were accepted.

@@ -235,6 +235,11 @@ class EnginesGain:
     without: float
 
     @property
+    def shows_difference(self) -> bool:
+        """Return whether drafts gain or lose for sure: few comparisons give intervals with 1 in them."""
+        return self.low > 1 or self.high < 1
+
+    @property
     def advice(self) -> str:
         """Return what to do for the next run where engines without speculation are faster, "" elsewhere."""
         if self.high >= 1 or self.without <= 1:

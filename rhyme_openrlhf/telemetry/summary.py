@@ -304,7 +304,10 @@ def _totals(summary: RunSummary) -> list[tuple[str, str]]:
 def _gain(gain: EnginesGain | None) -> list[tuple[str, str]]:
     if gain is None:
         return []
-    figure = f"{gain.ratio:.2f} times the tokens/s without (95 %: {gain.low:.2f} to {gain.high:.2f})"
+    interval = f"{gain.low:.2f} to {gain.high:.2f}"
+    if not gain.shows_difference:
+        return [("drafts", f"no difference shown: {interval} times the tokens/s without (95 %)")]
+    figure = f"{gain.ratio:.2f} times the tokens/s without (95 %: {interval})"
     return [("drafts", f"{figure}. {gain.advice}" if gain.advice else figure)]
 
 

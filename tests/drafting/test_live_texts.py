@@ -51,6 +51,7 @@ def grow(texts: Growing, name: str, part: list[int]) -> tuple[list[int], int]:
     texts.said[name] += part
     texts.tell([name], [texts.said[name]])
     drafts = texts.propose(texts._samples_of([name]), whole=False)
+    texts.computing()
     return drafts.tokens()[0], int(drafts.sources[0])
 
 
@@ -220,6 +221,7 @@ def test_samples_that_began_together_do_not_grow_together() -> None:
         for number, name in enumerate(names):
             texts.said[name] += [(step * 7 + i * number) % 911 for i in range(16)]
         texts.draft_for(names, [texts.said[name] for name in names])
+        texts.computing()
         sizes.append(texts.memory_bytes())
     added = [after - before for before, after in itertools.pairwise(sizes)]
     assert 0 < max(added[1:]) <= 4 * a_sample

@@ -79,6 +79,7 @@ def test_rewards_that_the_trainer_computes_later_and_lost_ones(finished_run: lis
     [
         ([0.7, 0.9], "  drafts       0.80 times the tokens/s without (95 %: 0.70 to 0.90). Engines without speculation "
          "would have 1.27 times the tokens per second: give the next run --no-histospec.enable.\n"),
+        ([0.9, 1.1], "  drafts       no difference shown: 0.90 to 1.10 times the tokens/s without (95 %)\n"),
         ([1.5, 2.5], "  drafts       2.00 times the tokens/s without (95 %: 1.90 to 2.10)\n"),
     ],
 )  # fmt: skip

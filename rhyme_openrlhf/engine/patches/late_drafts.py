@@ -123,10 +123,10 @@ def filled(output: Any, room: Room, drafts: Cut) -> Any:
 def tokens_of(output: AsyncOutput) -> Sampled:
     """Return what each request of a step sampled; waits for the device."""
     output.copy_event.synchronize()
-    counts, rows = output.num_sampled_tokens_np, output.sampled_token_ids
+    counts, rows = output.num_sampled_tokens_np.astype(np.int64), output.sampled_token_ids
     # Rows have room for the longest draft.
-    tokens = rows[np.arange(rows.shape[1]) < counts[:, None]]
-    return Sampled(output.model_runner_output.req_ids, counts.astype(np.int64), tokens.astype(np.int32))
+    tokens = core.cut(rows.astype(np.int32).ravel(), np.full(len(counts), rows.shape[1]), counts)
+    return Sampled(output.model_runner_output.req_ids, counts, tokens)
 
 
 def sampled_of(output: Any) -> Sampled:

@@ -184,6 +184,8 @@ def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
     means = [mean for step in steps if (mean := engines_gain(by_step[step])) is not None]
     low, middle, high = ([getattr(mean, name) for mean in means] for name in ("low", "ratio", "high"))
     figure = blank(f"{description} Now {middle[-1]:.2f} (95 %: {low[-1]:.2f} to {high[-1]:.2f}).")
+    if not means[-1].shows_difference:
+        figure.layout.meta["description"] += " That shows no difference yet, because 1 is within it."
     if advice := means[-1].advice:
         figure.layout.meta["description"] += f" {advice}"
         # Above the curves, where the note hides none of them.
