@@ -104,6 +104,8 @@ def main() -> None:
     parser.add_argument("--engines", type=int, nargs="+", default=[2, 1], help="a rollout's samples are spread over")
     parser.add_argument("--out", type=Path, default=Path("rollout_times.json"))
     chosen = parser.parse_args()
+    if min(chosen.engines) < 1:
+        parser.error("--engines must be 1 or more")
     profiles = [roofline(LLAMA_8B, H100, 1, EFFICIENCY), *([read(chosen.profile)] if chosen.profile else [])]
     rows = []
     for profile in profiles:

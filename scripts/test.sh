@@ -133,8 +133,10 @@ case ${1-} in
         # in a browser.
         LONGEST=(tests/api/{faults/test_control_plane_faults,routes/test_openapi}.py tests/webui/pages/test_accessibility.py)
         server_beside 0 "${LONGEST[@]/#/--ignore=}"
-        # A training run takes a minute or more, most of it its start.
-        RUNS=()
+        # A training run takes a minute or more, most of it its start; so do two engines of Ray to be profiled, and the
+        # conversion of a real model takes half a minute.
+        RUNS=(--ignore tests/verify/test_profile_engine.py)
+        RUNS+=(--deselect tests/cli/test_fetch_model.py::test_the_real_model_is_made_and_loads)
         for file in tests/e2e/test_*.py; do
             [[ $file = */test_main_job.py ]] || RUNS+=(--ignore "$file")
         done

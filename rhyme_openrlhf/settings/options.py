@@ -140,8 +140,14 @@ class Settings:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return " (did you mean NAME?)" with the known name that is nearest to `given`, or "" where none is near."""
-    near = difflib.get_close_matches(given[:LONGEST_NAME], list(known), n=1, cutoff=LIKENESS)
+    """Return " (did you mean NAME?)" with the known name that is nearest to `given`, or "" where none is near.
+
+    The only option whose last part was given is the nearest one: `--serve.port` for `--port`.
+    """
+    names = list(known)
+    near = [name for name in names if given.startswith("--") and name.endswith(f".{given[2:]}")]
+    if len(near) != 1:
+        near = difflib.get_close_matches(given[:LONGEST_NAME], names, n=1, cutoff=LIKENESS)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

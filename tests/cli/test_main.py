@@ -167,6 +167,8 @@ def test_help_into_a_closed_pipe_is_quiet(arguments: list[str]) -> None:
         (["train", "--actor.model_name_or_pth", "x"], "did you mean --actor.model_name_or_path?"),
         (["demo", "--no-histospec.enabel"], "did you mean --no-histospec.enable?"),
         (["serve", "--serve.prot", "1"], "did you mean --serve.port?"),
+        (["serve", "--port", "1"], "did you mean --serve.port?"),
+        (["train", "--window_max", "3"], "did you mean --histospec.window_max?"),
         (["serve", "--ray-adress", "http://h:1"], "did you mean --ray-address?"),
         (["runs", "lst"], "did you mean list?"),
         (["runs", "logs", "--folow", "last"], "did you mean --follow?"),
