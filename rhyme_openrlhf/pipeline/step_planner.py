@@ -132,7 +132,9 @@ class StepPlanner:
         if not self._settings.two_tier:
             return None
         if reason := no_second_tier(len(groups), self._engines):
-            self._say_once(f"{reason} (--histopipe.rank_groups)")
+            # The usual number leaves two engines no second tier: nothing that a user set has no effect then.
+            if self._settings.rank_groups:
+                self._say_once(f"{reason} (--histopipe.rank_groups)")
             return None
         if self._predictor is None:
             self._say_once("rank groups have equal numbers of engines, because the run has no profile of step times")

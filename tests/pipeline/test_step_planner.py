@@ -61,6 +61,11 @@ def test_the_run_says_when_there_are_as_many_rank_groups_as_engines(monkeypatch:
     assert "no effect" in note.text and "at most 4" in note.text and "--histopipe.rank_groups" in note.text
 
 
+def test_the_usual_rank_groups_of_two_engines_need_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, recorded = a_planner(monkeypatch, lambda *_: LENGTHS)
+    assert planner.place(STEP, 2).shares == (1, 1) and recorded == []
+
+
 def test_without_a_profile_all_have_as_many_and_the_run_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, recorded = a_planner(monkeypatch, lambda *_: LENGTHS, profiled=False)
     assert [planner.place(STEP, 8).shares for _ in range(2)] == [(2, 2, 2, 2)] * 2
