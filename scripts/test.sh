@@ -2,7 +2,8 @@
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
 #   scripts/test.sh                          while you work: all but whole training runs (the main job's is there), the
-#                                            longest of the control plane (LONGEST) and what is marked slow
+#                                            longest of the control plane (LONGEST), a profile of two engines, a real
+#                                            model's conversion, and what is marked slow
 #   scripts/test.sh --runs                   before a merge, and in continuous integration: those too
 #   scripts/test.sh --quick                  before each commit: the rooms without torch, the control plane and the command
 #                                            line, as far as they start no engine, Ray, browser, PostgreSQL, service, other
