@@ -1,4 +1,4 @@
-"""What more room for drafts in a step would yield on a GPU that was measured. Simulated.
+"""Tokens a second by the room that a step has for drafts, on a GPU whose step times were measured. Simulated.
 
     python benchmarks/row_limits.py --running 128 256 --rows 512 1024 2048 --out row_limits.json
 

@@ -83,9 +83,8 @@ def choose(entry: Entry, architecture: str, ranks: int, transport: str) -> tuple
         if all(name in entry.proofs for name in names):
             proved[runner] = max(entry.proofs[name] for name in names)
     if not proved:
-        return V1, (
-            f"`rhyme verify` has not passed with another for {architecture} here (run `{TRY}` with these options: {SEEN})"
-        )
+        missing = f"`rhyme verify` has not passed with another for {architecture} here"
+        return V1, f"{missing} (run `{TRY}` with these options: {SEEN})"
     speeds = {runner: entry.speeds.get(str(Engines(runner, architecture, ranks))) for runner in (V1, *proved)}
     measured = {runner: speed for runner, speed in speeds.items() if speed is not None}
     if len(measured) > 1:
