@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.engine import arguments as engine_arguments
 from rhyme_openrlhf.latency.profile import to_text
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
@@ -47,36 +45,6 @@ def test_ngrams_are_looked_up_as_long_as_history_is(monkeypatch: pytest.MonkeyPa
     defaults = HistoSpecSettings()
     assert (found["prompt_lookup_min"], found["prompt_lookup_max"]) == (defaults.prefix_min, defaults.prefix_max)
     assert "model" not in found
-
-
-def sizes(samples: int, drafts: int, step_tokens: int = 2048) -> Any:
-    return SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_seqs=samples, max_num_batched_tokens=step_tokens),
-        num_speculative_tokens=drafts,
-    )
-
-
-def test_rows_of_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engine_arguments.most_rows(sizes(128, 32)) is None
-    monkeypatch.setattr(engine_arguments, "gpu_present", lambda: True)
-    # Eight for each sample, as far as memory is worth it.
-    assert engine_arguments.most_rows(sizes(128, 32)) == 1024
-    assert engine_arguments.most_rows(sizes(400, 32)) == 2048
-    # With few samples what a graph has by default, but no more than all samples with whole drafts.
-    assert engine_arguments.most_rows(sizes(16, 32)) == 512
-    assert engine_arguments.most_rows(sizes(4, 32)) == 4 * 33
-    # A draft token for each of very many; and never more than a step computes.
-    assert engine_arguments.most_rows(sizes(1500, 32, 8192)) == 3000
-    assert engine_arguments.most_rows(sizes(128, 32, 600)) == 600
-
-
-def test_graphs_reach_all_rows_that_drafts_may_fill() -> None:
-    assert engine_arguments.graph_sizes(100)[-1] == 512 == engine_arguments.graph_sizes(512)[-1]
-    found = engine_arguments.graph_sizes(2048)
-    assert found == sorted(set(found)) and found[:5] == [1, 2, 4, 8, 16] and found[-1] == 2048
-    # Padding is little: at most 7 tokens up to 256, and a sixteenth, then an eighth beyond.
-    assert all(above - size <= max(8, size // 8) for size, above in zip(found[2:], found[3:], strict=False))
-    assert engine_arguments.graph_sizes(1000)[-2:] == [960, 1000]
 
 
 @pytest.fixture(scope="module", params=["ngram", "draft_model"])

@@ -27,7 +27,7 @@ from cuda_stand_in import engine_config, resolve_graphs
 cuda_stand_in.install()
 from graph_padding import Step, counted
 from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
-from rhyme_openrlhf.engine.arguments import most_rows
+from rhyme_openrlhf.engine.rows import most_rows
 from rhyme_openrlhf.settings.engine import EngineSettings
 
 drafting, plain = RhymeSettings(), RhymeSettings(histospec=HistoSpecSettings(enable=False))

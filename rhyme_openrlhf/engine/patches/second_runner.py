@@ -38,7 +38,7 @@ from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
 from rhyme_openrlhf.drafting.planner import Cut
 from rhyme_openrlhf.drafting_core import core
-from rhyme_openrlhf.engine.arguments import most_rows
+from rhyme_openrlhf.engine.rows import most_rows
 
 METHOD = "custom_class"
 # Where a step has its drafts as arrays (`Cut`), if its lists of tokens have the lengths alone.

@@ -41,10 +41,11 @@ from rhyme_openrlhf.drafting.gain import GainMeter, Ticket
 from rhyme_openrlhf.drafting.planner import Cut, Decision, DecisionLog
 from rhyme_openrlhf.drafting.source import DraftSource, Verified, WorkerProposals
 from rhyme_openrlhf.drafting_core import core
-from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY, most_rows
+from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import SchedulerDrafting
 from rhyme_openrlhf.engine.patches.late_drafts import Room, Sampled
 from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, WINDOW
+from rhyme_openrlhf.engine.rows import most_rows
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
 from rhyme_openrlhf.engine.scheduler_parts.meter import DraftTraces, Meter, extra_arguments

@@ -22,7 +22,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from rhyme_openrlhf.engine import arguments
+from rhyme_openrlhf.engine import rows as engine_rows
 from rhyme_openrlhf.engine.patches import rejection_sampling
 from rhyme_openrlhf.engine.patches.rejection_sampling import ComputedRowsSampler
 from rhyme_openrlhf.platform import cpu_sampling
@@ -190,7 +190,7 @@ def test_the_profile_run_verifies_all_rows_that_a_step_may_have(monkeypatch: pyt
     # vLLM's own: a draft token each, without log-probabilities; and here, without a GPU, nothing more.
     assert verified == [(2 * samples, 1, None)] * 2
     verified.clear()
-    monkeypatch.setattr(arguments, "gpu_present", lambda: True)
+    monkeypatch.setattr(engine_rows, "gpu_present", lambda: True)
     rejection_sampling.dummy_sampler_run(stand_in, torch.randn(samples, width))
     # 256 rows that drafts may fill, and one for each sample that joins meanwhile.
     assert verified[2:] == [(256 + samples, 11, 0)]

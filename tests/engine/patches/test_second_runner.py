@@ -16,7 +16,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
-from rhyme_openrlhf.engine import arguments
+from rhyme_openrlhf.engine import rows as engine_rows
 from rhyme_openrlhf.engine.patches import second_runner
 from rhyme_openrlhf.engine.patches.second_runner import METHOD, REFUSED, Graphs, NoProposals, write_drafts
 
@@ -110,7 +110,7 @@ def test_the_profile_run_has_the_logits_of_all_drafts(monkeypatch: pytest.Monkey
     second_runner.take_rows(runner, torch.zeros(20, 8))
     # Without a GPU nothing is reserved.
     assert asked == []
-    monkeypatch.setattr(arguments, "gpu_present", lambda: True)
+    monkeypatch.setattr(engine_rows, "gpu_present", lambda: True)
     second_runner.take_rows(runner, torch.zeros(20, 8))
     assert asked == [(20 * (1 + LONGEST) + 20, 8)]
 
