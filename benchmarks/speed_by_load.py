@@ -6,8 +6,9 @@ The engines are those of `rhyme verify`. Each value of --drafting.runner drafts 
 the run's with --no-histospec.enable, with all that vLLM then chooses (model runner, asynchronous scheduling). At each
 load all generate the same number of samples, in turn. The history is what the same weights answered before, so the
 ratio is an upper bound for training. Without options: the demo's model and prompts; on a GPU engines use CUDA graphs.
-The file is written after each load. On a GPU each runner's median over the loads is noted in the record of
-`rhyme verify`, by which `--drafting.runner auto` chooses.
+Engines plan their drafts by step times that are measured at their start, as a run without a profile does
+(--latency.profile none: the fixed rules). The file is written after each load. On a GPU each runner's median over the
+loads is noted in the record of `rhyme verify`, by which `--drafting.runner auto` chooses.
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ from typing import Any
 
 from rhyme_openrlhf.cli import demo, train_arguments
 from rhyme_openrlhf.engine.messages import Answer, Request
+from rhyme_openrlhf.engine.port import MeasuredEngine
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.measure import QUICKLY, Plan
+from rhyme_openrlhf.latency.measure import measure as measure_steps
 from rhyme_openrlhf.platform import nvidia, run_gpus
 from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2, V2_ASYNC
+from rhyme_openrlhf.settings.engine import EngineSettings
+from rhyme_openrlhf.settings.latency import NONE
+from rhyme_openrlhf.telemetry.run_directory import versions
 from rhyme_openrlhf.verify import record
 from rhyme_openrlhf.verify.bench import Prompt, installed
-from rhyme_openrlhf.verify.engines import Engine, EnginePool
+from rhyme_openrlhf.verify.engines import CALL_SECONDS, Engine, EnginePool
 from rhyme_openrlhf.verify.speed import Round, compare, draft_index, timed
 
 LOADS = (1, 8, 32, 128, 512)
@@ -51,6 +59,16 @@ def histories(prompts: Sequence[Prompt], answers: Sequence[Answer], context: int
     return {f"load-{n}": draft_index(prompt, answers[n :: len(prompts)], context) for n, prompt in enumerate(prompts)}
 
 
+def planned(engine: Engine) -> dict[str, Any]:
+    """Let an engine plan its drafts by its own step times; return them as a profile's JSON."""
+    measured = MeasuredEngine(engine.actor, CALL_SECONDS)
+    text = profiles.to_text(measure_steps(Plan.of(measured, versions(), QUICKLY), measured))
+    if refused := measured.install_profile(text):
+        raise SystemExit(refused)
+    profile: dict[str, Any] = json.loads(text)
+    return profile
+
+
 def measure(
     plain: Engine, drafting: Mapping[str, Engine], prompts: Sequence[Prompt], running: int, tokens: int, rounds: int
 ) -> list[dict[str, Any]]:
@@ -64,9 +82,16 @@ def measure(
         for runner, engine in drafting.items():
             found[runner].append(timed(engine, requests(prompts, running, tokens, drafts=True))[0])
     return [
-        {"running": running, "runner": runner, "rounds": rounds} | dataclasses.asdict(compare(without[1:], own[1:]))
+        {"running": running, "runner": runner, "rounds": rounds, "draft_ms": draft_ms(own[1:])}
+        | dataclasses.asdict(compare(without[1:], own[1:]))
         for runner, own in found.items()
     ]
+
+
+def draft_ms(rounds: Sequence[Round]) -> float:
+    """Return the milliseconds that drafting took in a decode step, on the host."""
+    steps = sum(one.counters.decode_steps for one in rounds)
+    return 1000 * sum(one.counters.draft_seconds for one in rounds) / max(steps, 1)
 
 
 def note(architecture: str, ranks: int, loads: Sequence[Mapping[str, Any]]) -> None:
@@ -99,10 +124,10 @@ def main() -> None:
 
     prompts = [Prompt(text, tuple(tokens)) for text, tokens in preflight.some_prompts(checked.args, PROMPTS)]
     tokens = min(chosen.tokens, checked.args.data.max_len - max(len(prompt.tokens) for prompt in prompts))
-    room = {"max_num_seqs": max(chosen.running), "max_num_batched_tokens": BATCHED_TOKENS}
+    room = EngineSettings(max_num_seqs=max(chosen.running), max_num_batched_tokens=BATCHED_TOKENS)
     drafting = checked.settings.drafting
     runners = chosen.runners or ((V1, V2, V2_ASYNC) if gpus and drafting.source == HISTORY else (V1,))
-    pool = EnginePool(checked.args, checked.settings, checked.on_gpus, more=room)
+    pool = EnginePool(checked.args, dataclasses.replace(checked.settings, engine=room), checked.on_gpus)
     try:
         arms = [None, *(dataclasses.replace(drafting, runner=runner) for runner in runners)]
         plain, *engines = pool.side_by_side(pool.run_dtype, arms)
@@ -110,8 +135,12 @@ def main() -> None:
         print(f"without drafts: {plain.facts.words}", flush=True)
         answers = timed(plain, requests(prompts, HISTORY_SAMPLES * len(prompts), tokens, drafts=False))[1]
         indexes = histories(prompts, answers, checked.settings.histospec.prefix_max)
+        profiles_of = {}
+        for runner, engine in speculating.items() if checked.settings.latency.profile != NONE else ():
+            print(f"step times with {runner}", flush=True)
+            profiles_of[runner] = planned(engine)
         facts = {"plain": plain.facts} | {runner: engine.facts for runner, engine in speculating.items()}
-        found: dict[str, Any] = {"kind": "measured", "gpus": gpus, "loads": []}
+        found: dict[str, Any] = {"kind": "measured", "gpus": gpus, "loads": [], "profiles": profiles_of}
         found["engines"] = {name: dataclasses.asdict(fact) for name, fact in facts.items()}
         with contextlib.ExitStack() as histories_of:
             for engine in engines:

@@ -17,9 +17,11 @@ import dataclasses
 import os
 from typing import Any
 
+from rhyme_openrlhf.engine.rows import graph_sizes
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import NGRAM, V1, V2_ASYNC, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, VLLM_STEP_TOKENS, EngineSettings, reserved_rows
 
 # vLLM imports these by name, in the engine core's process and in the workers'. The extension adds to OpenRLHF's own.
 SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
@@ -49,7 +51,9 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     if drafting.method:
-        return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
+        found = vllm_source_arguments(histospec, drafting)
+        longest = int(found["speculative_config"]["num_speculative_tokens"])
+        return found | {"additional_config": own} | graph_arguments(rhyme.engine, longest)
     more: dict[str, Any] = {}
     runner = drafting.model_runner
     if runner != V1:
@@ -62,7 +66,7 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         "scheduler_cls": SCHEDULER,
         "additional_config": own,
         **more,
-        **graph_arguments(runner),
+        **graph_arguments(rhyme.engine, histospec.window_max, runner),
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,
@@ -87,10 +91,13 @@ def vllm_source_arguments(histospec: HistoSpecSettings, drafting: DraftingSettin
     return {"scheduler_cls": SCHEDULER, "async_scheduling": False, "speculative_config": speculative}
 
 
-def graph_arguments(runner: str = V1) -> dict[str, Any]:
-    """Return the arguments for the CUDA graphs of an engine that drafts; none without a GPU.
+def graph_arguments(engine: EngineSettings, drafts: int, runner: str = V1) -> dict[str, Any]:
+    """Return the arguments for the CUDA graphs of an engine with drafts of up to `drafts` tokens; none without a GPU.
 
-    This is for vLLM's first model runner (V1); the second has its own way (patches/second_runner.py).
+    There is a graph for every step of drafts, up to all rows that memory is reserved for. vLLM 0.29.0 has none beyond
+    512 rows by default, which 512 samples fill without a draft.
+
+    Their mode is for vLLM's first model runner (V1); the second has its own way (patches/second_runner.py).
 
     FULL graphs serve only steps in which every sample has the longest draft, of which recorded runs have 3 in 2,626
     (`benchmarks/graph_padding.py`). For their sake vLLM 0.29.0 rounds the sizes of all graphs up to multiples of the
@@ -98,7 +105,13 @@ def graph_arguments(runner: str = V1) -> dict[str, Any]:
     """
     if not gpu_present():
         return {}
-    return {"compilation_config": {"cudagraph_mode": "PIECEWISE" if runner == V1 else "FULL_AND_PIECEWISE"}}
+    rows = reserved_rows(engine.max_num_seqs or VLLM_SAMPLES, drafts, engine.max_num_batched_tokens or VLLM_STEP_TOKENS)
+    return {
+        "compilation_config": {
+            "cudagraph_mode": "PIECEWISE" if runner == V1 else "FULL_AND_PIECEWISE",
+            "cudagraph_capture_sizes": graph_sizes(rows),
+        }
+    }
 
 
 def moving_arguments(rhyme: RhymeSettings) -> dict[str, Any]:

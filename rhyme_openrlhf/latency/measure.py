@@ -42,13 +42,13 @@ class Grid:
 # Samples in powers of two from one on: step times bend at tile sizes, which are powers of two. Contexts as PAT's:
 # denser below 512. Drafts: the paper's window runs from 2 to 32.
 FULL = Grid(
-    running=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    running=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
     contexts=(16, 64, 128, 256, 512, 1024, 4096, 16384, 65536),
     drafts=(1, 3, 7, 15, 31),
     sequences=(1, 2, 4, 8, 16, 32),
 )
 # As few as show how time grows with each of the three; of prefill what a sample costs that is recomputed elsewhere.
-QUICK = Grid(running=(1, 4, 16, 64, 256), contexts=(32, 256, 1024), drafts=(1, 3, 7, 15), sequences=(1,))
+QUICK = Grid(running=(1, 4, 16, 64, 256, 1024), contexts=(32, 256, 1024), drafts=(1, 3, 7, 15), sequences=(1,))
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,10 @@ class StepModel:
                 plain[point.running].append(measured)
             else:
                 verify[point.running][self.rows(point.running, point.drafts)].append(measured)
+        for running, by_rows in verify.items():
+            if len(by_rows) == 1 and running in plain:
+                # A single number of rows has no slope: all drafts beyond it would cost nothing.
+                by_rows[running] = plain[running]
         self._plain = _Family({running: Curve(points) for running, points in plain.items()})
         self._verify = {
             running: _Family({rows: Curve(_merged(points)) for rows, points in by_rows.items()})

@@ -19,7 +19,7 @@ from typing import Any
 from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HISTORY
-from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, reserved_rows
+from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, VLLM_STEP_TOKENS, reserved_rows
 
 # CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
 SPARE_CPUS = 8
@@ -240,7 +240,7 @@ def layout_of(args: SimpleNamespace) -> Layout:
         engines_sleep=args.vllm.enable_sleep and args.train.colocate_all,
         trainer_sleeps=args.ds.enable_sleep and args.train.colocate_all,
         sequences=sequences,
-        rows=reserved_rows(sequences, longest_draft(args)),
+        rows=reserved_rows(sequences, longest_draft(args), args.engine.max_num_batched_tokens or VLLM_STEP_TOKENS),
         longest=args.data.max_len,
         history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
         buffer=settings.weights_by_buffer,

@@ -80,32 +80,32 @@ class Engine:
     """One running engine; plain calls that wait."""
 
     def __init__(self, actor: AnswerCalls) -> None:
-        self._actor = actor
+        self.actor = actor
         self.facts = EngineFacts(**wait(actor.facts.remote(), CALL_SECONDS, "an engine to describe itself"))
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """Return the answer to each request; all run at once."""
         what = f"{len(requests)} answers of an engine"
-        return wait(self._actor.answer.remote(list(requests)), ANSWER_SECONDS, what)
+        return wait(self.actor.answer.remote(list(requests)), ANSWER_SECONDS, what)
 
     def next_token_probabilities(self, prompt: Sequence[int]) -> np.ndarray:
         """Return the model's distribution after `prompt`, float64[vocabulary]."""
-        asked = self._actor.next_token_log_probs.remote(list(prompt))
+        asked = self.actor.next_token_log_probs.remote(list(prompt))
         return np.exp(wait(asked, CALL_SECONDS, "a distribution over the vocabulary"))
 
     def install(self, history: str, index: np.ndarray) -> None:
         """Let requests of `history` draft from `index`. Raises VerifyError if the engine refuses it."""
-        refused = wait(self._actor.install.remote(history, index), CALL_SECONDS, "a draft index to be installed")
+        refused = wait(self.actor.install.remote(history, index), CALL_SECONDS, "a draft index to be installed")
         if refused:
             raise VerifyError(refused)
 
     def forget(self, history: str) -> None:
         """Drop an installed history."""
-        wait(self._actor.forget.remote(history), CALL_SECONDS, "a draft index to be dropped")
+        wait(self.actor.forget.remote(history), CALL_SECONDS, "a draft index to be dropped")
 
     def counters(self) -> EngineCounters:
         """Return the sums of all that the engine did since it started."""
-        return EngineCounters.from_dict(wait(self._actor.counters.remote(), CALL_SECONDS, "an engine's counters"))
+        return EngineCounters.from_dict(wait(self.actor.counters.remote(), CALL_SECONDS, "an engine's counters"))
 
 
 @dataclass(frozen=True)

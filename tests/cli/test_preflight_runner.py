@@ -58,7 +58,7 @@ def test_other_versions_or_another_gpu_prove_nothing(decide: Decide) -> None:
     old = {**PROVED.versions, "torch": "0.0.1"}
     for other in ({"device": "Another GPU"}, {"versions": old}, {"proofs": {}}):
         runner, (said,) = decide(entry=dataclasses.replace(PROVED, **other))
-        assert runner == V1 and "auto is v1, because `rhyme verify` has not passed with v2" in said
+        assert runner == V1 and "auto is v1, because `rhyme verify` has not passed with another" in said
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ from cuda_stand_in import engine_config, resolve_graphs
 cuda_stand_in.install()
 from graph_padding import Step, counted
 from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
-from rhyme_openrlhf.engine.scheduler_parts.drafting import most_rows
+from rhyme_openrlhf.engine.rows import most_rows
+from rhyme_openrlhf.settings.engine import EngineSettings
 
 drafting, plain = RhymeSettings(), RhymeSettings(histospec=HistoSpecSettings(enable=False))
 ngram = RhymeSettings(drafting=DraftingSettings(source="ngram"))
@@ -37,6 +38,11 @@ default = {{"compilation_config": {{}}}}
 
 def sizes(config):
     return list(config.compilation_config.cudagraph_capture_sizes)
+
+def wide(**more):
+    room = EngineSettings(max_num_seqs=512, max_num_batched_tokens=8192)
+    config = engine_config(dataclasses.replace(drafting, engine=room), **room.arguments(), **more)
+    return dict(most=most_rows(config), largest=config.compilation_config.max_cudagraph_capture_size)
 
 def facts(config):
     before = sizes(config)
@@ -53,8 +59,7 @@ found = dict(
     plain=facts(engine_config(plain)), drafting=facts(engine_config(drafting)),
     default=facts(engine_config(drafting, **default)), rows=rows(engine_config(drafting)),
     default_rows=rows(engine_config(drafting, **default)), most=most_rows(engine_config(drafting)),
-    wide=most_rows(engine_config(drafting, max_num_seqs=512, max_num_batched_tokens=8192)),
-    eager=most_rows(engine_config(drafting, max_num_seqs=512, max_num_batched_tokens=8192, enforce_eager=True)),
+    wide=wide(), eager=wide(enforce_eager=True),
     # These set which runner all processes use from then on.
     moving=facts(engine_config(plain, moving=True)), ngram=facts(engine_config(ngram)),
     second=facts(engine_config(second)), second_rows=rows(engine_config(second)),
@@ -86,7 +91,7 @@ def test_steps_are_padded_little(on_gpu: dict[str, Any]) -> None:
     rows = sum(step[1] for step in STEPS)
     assert on_gpu["rows"]["rows"] == on_gpu["default_rows"]["rows"] == rows
     assert on_gpu["default_rows"]["computed"] == 33 + 33 + 33 + 99 + 66
-    assert on_gpu["rows"]["computed"] == 1 + 4 + 8 + 104 + 66
+    assert on_gpu["rows"]["computed"] == 1 + 4 + 8 + 104 + 72
     assert on_gpu["rows"]["PIECEWISE"] == on_gpu["rows"]["steps"] == len(STEPS)
 
 
@@ -98,9 +103,10 @@ def test_the_second_runner_has_one_graph_for_each_step_with_drafts(on_gpu: dict[
     assert on_gpu["second_rows"]["computed"] == on_gpu["rows"]["computed"]
 
 
-def test_rows_follow_the_size_of_the_engine(on_gpu: dict[str, Any]) -> None:
-    """128 samples; 512 of them, which fill the largest graph; and as many without graphs."""
-    assert (on_gpu["most"], on_gpu["wide"], on_gpu["eager"]) == (512, 512, 1024)
+def test_rows_follow_the_size_of_the_engine_and_graphs_reach_them(on_gpu: dict[str, Any]) -> None:
+    """128 samples; 512 of them, whose rows vLLM's own graphs do not reach; and as many without graphs."""
+    assert on_gpu["most"] == on_gpu["drafting"]["sizes"][-1] == on_gpu["second"]["resolved"][-1] == 1024
+    assert on_gpu["wide"] == {"most": 2048, "largest": 2048} and on_gpu["eager"] == {"most": 2048, "largest": 0}
 
 
 def test_engines_whose_samples_move_use_the_first_model_runner(on_gpu: dict[str, Any]) -> None:

@@ -67,6 +67,16 @@ def test_outside_goes_on_with_the_slope_and_says_so() -> None:
     assert model.covers(4, 400, 0) and model.covers(4, 400, 12)
 
 
+def test_drafts_beyond_a_single_measured_count_cost_something() -> None:
+    """As an H200's profile had it: with 256 samples one draft each was all that there was room for."""
+    points = tuple(point for point in formula.profile().steps if point.running < 64 or point.drafts <= 64)
+    model = StepModel(formula.profile(steps=points, padded_rows=()))
+    one, seven = (model.seconds(64, 4096, 64 * each) for each in (1, 7))
+    assert one == pytest.approx(formula.formula(64, 4096, 64))
+    slope = (one - model.seconds(64, 4096, 0)) / 64
+    assert seven == pytest.approx(one + 6 * 64 * slope) and slope > 0
+
+
 def test_noise_between_draft_counts_of_one_stair_is_not_a_slope() -> None:
     # As real profiles have them: 4 and 12 drafts of four samples are both 16 rows, at contexts two tokens apart.
     points = (

@@ -110,8 +110,8 @@ def test_every_gpu_of_a_run_has_its_parts() -> None:
     assert (engine.name, engine.share.gpus, actor.name, actor.share.gpus) == ("engine", 4, "policy", 4)
     parts = {part.what: part.size for part in engine.parts}
     assert parts["weights"] == pytest.approx(16.38e9, rel=0.001)
-    # A verified row is 151,936 logits in three copies of 4 bytes; 512 rows at least.
-    assert parts["rows of the sampler"] == 512 * 151936 * 12
+    # A verified row is 151,936 logits in three copies of 4 bytes; eight rows for each of 128 samples.
+    assert parts["rows of the sampler"] == 1024 * 151936 * 12
     assert parts["KV cache of one sample at full length"] == 147456 * 8192
     assert engine.least == pytest.approx(sum(parts.values()) / 0.95) and engine.samples == pytest.approx(
         (0.95 * 80 * GIB - parts["weights"] - parts["rows of the sampler"]) / (147456 * 8192)
@@ -158,7 +158,9 @@ def test_rows_of_the_sampler_follow_the_samples_and_their_drafts() -> None:
     def rows(*options: str) -> int:
         return grpo(*options).rows
 
-    assert rows("--no-histospec.enable") == 128 and rows("--histospec.window_max=2") == 384 and rows() == 512
+    assert rows("--no-histospec.enable") == 128 and rows("--histospec.window_max=2") == 384 and rows() == 1024
+    assert rows("--engine.max_num_seqs=500") == 2048
+    assert rows("--engine.max_num_seqs=100", "--engine.max_num_batched_tokens=700") == 700
 
 
 def test_colocated_models_take_turns_or_share() -> None:

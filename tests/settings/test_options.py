@@ -29,7 +29,6 @@ FROZEN = {
     "--drafting.model": "",
     "--drafting.tokens": 4,
     "--drafting.runner": "auto",
-    "--drafting.within_graphs": True,
     "--drafting.probe_share": 0.01,
     "--latency.profile": "auto",
     "--emulate.profile": "",

@@ -26,7 +26,7 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSamp
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from rhyme_openrlhf.drafting.budget import share
-from rhyme_openrlhf.engine.scheduler_parts.drafting import most_rows
+from rhyme_openrlhf.engine.rows import most_rows
 
 _vllm_dummy_run = runner.GPUModelRunner._dummy_sampler_run
 

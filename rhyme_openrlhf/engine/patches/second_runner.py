@@ -9,11 +9,15 @@ V2 replays one CUDA graph for a decode step only where all samples have the long
 graphs for steps with drafts of any lengths are made for adaptive verification (DSpark). `apply` has them made for our
 drafts too, where attention can be captured so. Elsewhere graphs are PIECEWISE, as for V1.
 
+V2's profile run, by which the KV cache is sized, has a row for each sample. `apply` adds the rows of drafts on a GPU.
+V2 verifies them in chunks, so it needs their logits and a copy of one chunk in 32 bits.
+
 Scheduling stays synchronous, because the scheduler drafts from tokens that it must know (late_drafts.py has the other
-way). On a GPU no memory is reserved for the rows of drafts, as rejection_sampling.py does for V1.
+way).
 
 Invariant: without drafts a step is vLLM's own.
-Checked against vLLM 0.29.0 `v1/worker/gpu/model_runner.py` (initialize_kv_cache, execute_model, prepare_inputs),
+Checked against vLLM 0.29.0 `v1/worker/gpu/model_runner.py` (initialize_kv_cache, execute_model, prepare_inputs,
+profile_run), `v1/worker/gpu/spec_decode/rejection_sampler.py` (MAX_CHUNK_BYTES),
 `v1/worker/gpu/cudagraph_utils.py` (varlen_decode), `v1/worker/gpu/states.py` (draft_tokens),
 `v1/worker/gpu/spec_decode/__init__.py` and `config/vllm.py` (_get_v2_model_runner_unsupported_features); contract test:
 `tests/engine/patches/test_second_runner.py`.
@@ -30,9 +34,11 @@ from numpy.typing import NDArray
 from vllm.config import VllmConfig
 from vllm.config.compilation import CompilationConfig, CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
 from rhyme_openrlhf.drafting.planner import Cut
 from rhyme_openrlhf.drafting_core import core
+from rhyme_openrlhf.engine.rows import most_rows
 
 METHOD = "custom_class"
 # Where a step has its drafts as arrays (`Cut`), if its lists of tokens have the lengths alone.
@@ -88,6 +94,19 @@ def is_ours(vllm_config: Any) -> bool:
     return getattr(vllm_config.speculative_config, "method", "") == METHOD
 
 
+def take_rows(runner: Any, hidden_states: torch.Tensor) -> None:
+    """Take the memory, for a moment, that the logits of a step with as many drafts as there may be need.
+
+    `hidden_states`: [samples, hidden size], a row for each sample that joins after the drafts were made.
+    """
+    rows = most_rows(runner.vllm_config)
+    if rows is not None:
+        made = hidden_states[:1].expand(rows + hidden_states.shape[0], -1).contiguous()
+        logits = runner.model.compute_logits(made)
+        # Of a chunk of the verification.
+        logits[: rejection_sampler.get_max_chunk_logits(logits.shape[1])].to(torch.float32, copy=True)
+
+
 class Graphs:
     """The maker of an engine's CUDA graphs: vLLM's `ModelCudaGraphManager` (`make`), told of drafts of any length.
 
@@ -117,11 +136,12 @@ def apply() -> None:
 
     if getattr(VllmConfig, "rhyme_second_runner", False):
         return
-    asked, made, gathered, prepared, resolved = (
+    asked, made, gathered, prepared, sampled, resolved = (
         VllmConfig._get_v2_model_runner_unsupported_features,
         model_runner.init_speculator,
         model_runner.GPUModelRunner.gather_batch_req_state,
         model_runner.GPUModelRunner.prepare_inputs,
+        model_runner.GPUModelRunner._dummy_sampler_run,
         CompilationConfig.resolve_cudagraph_mode_and_sizes,
     )
     graphs = Graphs(model_runner.ModelCudaGraphManager)
@@ -150,6 +170,13 @@ def apply() -> None:
             batch.max_query_len = description.max_query_len
         return batch
 
+    @torch.inference_mode()
+    @functools.wraps(sampled)
+    def sample_dummies(self: Any, hidden_states: torch.Tensor) -> None:
+        sampled(self, hidden_states)
+        if isinstance(self.speculator, NoProposals):
+            take_rows(self, hidden_states)
+
     @functools.wraps(resolved)
     def resolve(self: Any, min_cg_support: AttentionCGSupport, *more: Any, **named: Any) -> CUDAGraphMode:
         graphs.resolves(min_cg_support)
@@ -159,6 +186,7 @@ def apply() -> None:
     model_runner.init_speculator = speculator
     model_runner.GPUModelRunner.gather_batch_req_state = gather
     model_runner.GPUModelRunner.prepare_inputs = prepare
+    model_runner.GPUModelRunner._dummy_sampler_run = sample_dummies
     model_runner.ModelCudaGraphManager = graphs
     CompilationConfig.resolve_cudagraph_mode_and_sizes = resolve
     VllmConfig.rhyme_second_runner = True

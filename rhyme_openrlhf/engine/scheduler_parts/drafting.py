@@ -45,6 +45,7 @@ from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import SchedulerDrafting
 from rhyme_openrlhf.engine.patches.late_drafts import Room, Sampled
 from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, WINDOW
+from rhyme_openrlhf.engine.rows import most_rows
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
 from rhyme_openrlhf.engine.scheduler_parts.meter import DraftTraces, Meter, extra_arguments
@@ -52,9 +53,7 @@ from rhyme_openrlhf.history.index import IndexBufferError
 from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead
 from rhyme_openrlhf.latency.profile import ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.drafting import BOTH, HISTORY, VLLM_METHODS, DraftingSettings, HistoSpecSettings
-from rhyme_openrlhf.settings.engine import reserved_rows
 
 # By `--drafting.source`: what makes an engine's source of the settings.
 SOURCES: dict[str, Callable[[HistoSpecSettings, DraftingSettings], DraftSource]] = {
@@ -73,20 +72,6 @@ ROOM_AHEAD = 3
 DUMMY = 1
 NO_TOKENS = np.empty(0, np.int32)
 D = TypeVar("D")
-
-
-def most_rows(vllm_config: Any) -> int | None:
-    """Return the rows a verifying step may compute on a GPU; None without a GPU.
-
-    With `--drafting.within_graphs` no more than the largest CUDA graph has.
-    """
-    if not gpu_present():
-        return None
-    samples = int(vllm_config.scheduler_config.max_num_seqs)
-    rows = reserved_rows(samples, int(vllm_config.num_speculative_tokens))
-    largest = vllm_config.compilation_config.max_cudagraph_capture_size
-    within_graphs = vllm_config.additional_config[DRAFTING_KEY]["within_graphs"]
-    return min(rows, largest) if within_graphs and largest else rows
 
 
 class Drafting(Part):

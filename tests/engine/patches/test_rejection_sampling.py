@@ -22,9 +22,9 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from rhyme_openrlhf.engine import rows as engine_rows
 from rhyme_openrlhf.engine.patches import rejection_sampling
 from rhyme_openrlhf.engine.patches.rejection_sampling import ComputedRowsSampler
-from rhyme_openrlhf.engine.scheduler_parts import drafting
 from rhyme_openrlhf.platform import cpu_sampling
 
 VOCABULARY = 97
@@ -175,10 +175,8 @@ def test_the_profile_run_verifies_all_rows_that_a_step_may_have(monkeypatch: pyt
     stand_in = SimpleNamespace(
         vllm_config=SimpleNamespace(
             model_config=SimpleNamespace(multimodal_config=None),
-            scheduler_config=SimpleNamespace(max_num_seqs=samples),
+            scheduler_config=SimpleNamespace(max_num_seqs=samples, max_num_batched_tokens=256),
             num_speculative_tokens=32,
-            compilation_config=SimpleNamespace(max_cudagraph_capture_size=256),
-            additional_config={drafting.DRAFTING_KEY: {"within_graphs": True}},
         ),
         model=SimpleNamespace(compute_logits=torch.nn.Linear(width, VOCABULARY)),
         device=torch.device("cpu"),
@@ -192,7 +190,7 @@ def test_the_profile_run_verifies_all_rows_that_a_step_may_have(monkeypatch: pyt
     # vLLM's own: a draft token each, without log-probabilities; and here, without a GPU, nothing more.
     assert verified == [(2 * samples, 1, None)] * 2
     verified.clear()
-    monkeypatch.setattr(drafting, "gpu_present", lambda: True)
+    monkeypatch.setattr(engine_rows, "gpu_present", lambda: True)
     rejection_sampling.dummy_sampler_run(stand_in, torch.randn(samples, width))
     # 256 rows that drafts may fill, and one for each sample that joins meanwhile.
     assert verified[2:] == [(256 + samples, 11, 0)]

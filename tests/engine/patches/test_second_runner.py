@@ -14,7 +14,9 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
+from rhyme_openrlhf.engine import rows as engine_rows
 from rhyme_openrlhf.engine.patches import second_runner
 from rhyme_openrlhf.engine.patches.second_runner import METHOD, REFUSED, Graphs, NoProposals, write_drafts
 
@@ -94,6 +96,25 @@ def test_graphs_take_drafts_of_any_length_where_attention_does(
     assert compilation.cudagraph_mode == made[0]
 
 
+def test_the_profile_run_has_the_logits_of_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        asked.append(tuple(hidden.shape))
+        return torch.zeros(hidden.shape[0], 50)
+
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=20, max_num_batched_tokens=300), num_speculative_tokens=LONGEST
+    )
+    runner = SimpleNamespace(vllm_config=config, model=SimpleNamespace(compute_logits=logits))
+    second_runner.take_rows(runner, torch.zeros(20, 8))
+    # Without a GPU nothing is reserved.
+    assert asked == []
+    monkeypatch.setattr(engine_rows, "gpu_present", lambda: True)
+    second_runner.take_rows(runner, torch.zeros(20, 8))
+    assert asked == [(20 * (1 + LONGEST) + 20, 8)]
+
+
 def test_vllm_has_what_is_patched() -> None:
     """Between the update of request states and the first use of drafts lies `gather_batch_req_state`."""
     runner = model_runner.GPUModelRunner
@@ -118,3 +139,7 @@ def test_vllm_has_what_is_patched() -> None:
     assert "varlen_decode=" in made and "max_query_len=max_query_len" in executed
     for name in ("init_cudagraph_manager", "capture", "propose", "supports_mm_inputs", "draft_logits"):
         assert f"self.speculator.{name}" in used and hasattr(NoProposals, name)
+    # Where the KV cache is sized, and how many rows are verified at a time.
+    assert "self._dummy_sampler_run(sample_hidden_states)" in inspect.getsource(runner.profile_run)
+    assert list(inspect.signature(runner._dummy_sampler_run).parameters) == ["self", "hidden_states"]
+    assert "get_max_chunk_logits(logits.shape[1])" in inspect.getsource(rejection_sampler.RejectionSampler.__call__)

@@ -25,7 +25,6 @@ from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import FEWEST, INTERVAL_STEPS, GainMeter
 from rhyme_openrlhf.drafting.source import Proposals
 from rhyme_openrlhf.engine import scheduler as scheduler_module
-from rhyme_openrlhf.engine.arguments import DRAFTING_KEY
 from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE
 from rhyme_openrlhf.engine.scheduler_parts import drafting as drafting_part
 from rhyme_openrlhf.history.index import Piece, build_index
@@ -206,25 +205,3 @@ def test_a_batch_that_is_too_large_as_measured_gets_no_drafts(monkeypatch: pytes
     run.scheduler.finish_requests([str(number) for number in range(1, 16)], RequestStatus.FINISHED_ABORTED)
     drafted((FEWEST + 2) * PERIOD, 1, 2)
     assert drafted(PERIOD, 1, 2) == (PERIOD - INTERVAL_STEPS) * 2
-
-
-def engine(samples: int, drafts: int, largest: int | None, within_graphs: bool = True) -> Any:
-    return SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_seqs=samples),
-        num_speculative_tokens=drafts,
-        compilation_config=SimpleNamespace(max_cudagraph_capture_size=largest),
-        additional_config={DRAFTING_KEY: {"within_graphs": within_graphs}},
-    )
-
-
-def test_rows_of_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert drafting_part.most_rows(engine(128, 32, 512)) is None
-    monkeypatch.setattr(drafting_part, "gpu_present", lambda: True)
-    assert drafting_part.most_rows(engine(128, 32, 512)) == 512
-    # No more than all samples with whole drafts.
-    assert drafting_part.most_rows(engine(4, 32, 512)) == 4 * 33
-    # A draft token for each of many, but none past the largest graph unless that is allowed.
-    assert drafting_part.most_rows(engine(400, 32, 512)) == 512
-    assert drafting_part.most_rows(engine(400, 32, 512, within_graphs=False)) == 800
-    # Without graphs (--vllm.enforce_eager).
-    assert drafting_part.most_rows(engine(400, 32, 0)) == 800
