@@ -79,6 +79,9 @@ def test_only_ngrams_are_looked_up_otherwise(proposers: tuple[NgramProposer, Ser
 def test_what_numba_keeps_is_not_taken_for_another_version_of_vllms_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Numba reads its environment again before it compiles, if another test has changed it. Then the attribute alone is
+    # lost, and what an earlier run kept beside the module is found.
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
     def kept(search_source: int) -> bool:
