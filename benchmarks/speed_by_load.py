@@ -34,6 +34,7 @@ from rhyme_openrlhf.platform import nvidia, run_gpus
 from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2, V2_ASYNC
 from rhyme_openrlhf.settings.engine import EngineSettings
 from rhyme_openrlhf.settings.latency import NONE
+from rhyme_openrlhf.telemetry.metrics import MS_PER_SECOND
 from rhyme_openrlhf.telemetry.run_directory import versions
 from rhyme_openrlhf.verify import record
 from rhyme_openrlhf.verify.bench import Prompt, installed
@@ -91,7 +92,7 @@ def measure(
 def draft_ms(rounds: Sequence[Round]) -> float:
     """Return the milliseconds that drafting took in a decode step, on the host."""
     steps = sum(one.counters.decode_steps for one in rounds)
-    return 1000 * sum(one.counters.draft_seconds for one in rounds) / max(steps, 1)
+    return MS_PER_SECOND * sum(one.counters.draft_seconds for one in rounds) / max(steps, 1)
 
 
 def note(architecture: str, ranks: int, loads: Sequence[Mapping[str, Any]]) -> None:

@@ -337,7 +337,7 @@ def measured(checkout: Path, arm: str, running: int, steps: int) -> dict[str, fl
     """Measure in a process of its own, with the package of `checkout`."""
     # -P: what the benchmarks share comes from the checkout too, not from beside this file.
     command = [sys.executable, "-P", __file__, "--one", arm, "--running", str(running), "--steps", str(steps)]
-    paths = os.pathsep.join([str(checkout), str(checkout / "benchmarks"), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join(filter(None, [str(checkout), str(checkout / "benchmarks"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )

@@ -17,11 +17,11 @@ import dataclasses
 import os
 from typing import Any
 
-from rhyme_openrlhf.engine.rows import graph_sizes
+from rhyme_openrlhf.engine.rows import graph_sizes, reserved_rows
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import NGRAM, V1, V2_ASYNC, DraftingSettings, HistoSpecSettings
-from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, VLLM_STEP_TOKENS, EngineSettings, reserved_rows
+from rhyme_openrlhf.settings.engine import EngineSettings
 
 # vLLM imports these by name, in the engine core's process and in the workers'. The extension adds to OpenRLHF's own.
 SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
@@ -105,7 +105,7 @@ def graph_arguments(engine: EngineSettings, drafts: int, runner: str = V1) -> di
     """
     if not gpu_present():
         return {}
-    rows = reserved_rows(engine.max_num_seqs or VLLM_SAMPLES, drafts, engine.max_num_batched_tokens or VLLM_STEP_TOKENS)
+    rows = reserved_rows(engine.samples, drafts, engine.step_tokens)
     return {
         "compilation_config": {
             "cudagraph_mode": "PIECEWISE" if runner == V1 else "FULL_AND_PIECEWISE",

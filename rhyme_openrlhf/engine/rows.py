@@ -12,7 +12,23 @@ from __future__ import annotations
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.settings.engine import reserved_rows
+
+# Rows that a sample may have when all run, as far as MOST_ROWS allow. On an H200 samples got 4 to 8 tokens a step where
+# 8 to 128 ran, and with 512 of them 512 rows left no room for drafts (docs/gpu.md, benchmarks/row_limits.py). A
+# vocabulary of 152,000 tokens takes 0.6 GB for each array of 1,024 rows.
+ROWS_EACH, MOST_ROWS = 8, 2048
+# Rows that are worth their memory with few samples: the largest CUDA graph that vLLM 0.29.0 captures by default.
+LEAST_ROWS = 512
+
+
+def reserved_rows(samples: int, drafts: int, step_tokens: int) -> int:
+    """Return the rows of logits that an engine on a GPU reserves memory for, with drafts of up to `drafts` tokens.
+
+    That is at least a draft token for each sample, and LEAST_ROWS where that many rows are possible. A step computes
+    `step_tokens` tokens at most.
+    """
+    rows = max(2 * samples, LEAST_ROWS, min(ROWS_EACH * samples, MOST_ROWS))
+    return min(samples * (1 + drafts), rows, step_tokens)
 
 
 def most_rows(vllm_config: Any) -> int | None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.engine.rows import reserved_rows
 from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HISTORY
-from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, VLLM_STEP_TOKENS, reserved_rows
+from rhyme_openrlhf.settings.engine import VLLM_SAMPLES
 
 # CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
 SPARE_CPUS = 8
@@ -217,7 +218,6 @@ def no_shape(model: str | None) -> str:
 
 def layout_of(args: SimpleNamespace) -> Layout:
     """Return what upstream's nested arguments, with ours among them, say about memory."""
-    sequences = args.engine.max_num_seqs or VLLM_SAMPLES
     settings = RhymeSettings.from_namespace(args).with_transport(on_gpus=True, lora=args.ds.lora.rank > 0)
     muon = getattr(args.actor, "optim", "adam") == "muon"
     return Layout(
@@ -239,8 +239,8 @@ def layout_of(args: SimpleNamespace) -> Layout:
         utilization=args.vllm.gpu_memory_utilization,
         engines_sleep=args.vllm.enable_sleep and args.train.colocate_all,
         trainer_sleeps=args.ds.enable_sleep and args.train.colocate_all,
-        sequences=sequences,
-        rows=reserved_rows(sequences, longest_draft(args), args.engine.max_num_batched_tokens or VLLM_STEP_TOKENS),
+        sequences=settings.engine.samples,
+        rows=reserved_rows(settings.engine.samples, longest_draft(args), settings.engine.step_tokens),
         longest=args.data.max_len,
         history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
         buffer=settings.weights_by_buffer,

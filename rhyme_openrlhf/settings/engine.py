@@ -10,22 +10,6 @@ from rhyme_openrlhf.settings.options import Settings, SettingsError, option
 
 # What vLLM 0.29.0 takes for an engine in a Ray actor, of any size of GPU (engine/arg_utils.py).
 VLLM_SAMPLES, VLLM_STEP_TOKENS = 128, 2048
-# Rows that a sample may have when all run, as far as MOST_ROWS allow. On an H200 samples got 4 to 8 tokens a step where
-# up to 128 ran, and with 512 of them 512 rows left no room for drafts (docs/gpu.md, benchmarks/row_limits.py). A
-# vocabulary of 152,000 tokens takes 0.6 GB for each array of 1,024 rows.
-ROWS_EACH, MOST_ROWS = 8, 2048
-# Rows that are worth their memory with few samples: the largest CUDA graph that vLLM 0.29.0 captures by default.
-LEAST_ROWS = 512
-
-
-def reserved_rows(samples: int, drafts: int, step_tokens: int) -> int:
-    """Return the rows of logits that an engine on a GPU reserves memory for, with drafts of up to `drafts` tokens.
-
-    That is at least a draft token for each sample, and LEAST_ROWS where that many rows are possible. A step computes
-    `step_tokens` tokens at most.
-    """
-    rows = max(2 * samples, LEAST_ROWS, min(ROWS_EACH * samples, MOST_ROWS))
-    return min(samples * (1 + drafts), rows, step_tokens)
 
 
 @dataclass(frozen=True)
@@ -51,13 +35,21 @@ class EngineSettings(Settings):
     )
 
     def check(self) -> None:
-        tokens = self.max_num_batched_tokens or VLLM_STEP_TOKENS
-        samples = self.max_num_seqs or VLLM_SAMPLES
-        if tokens < samples:
+        if self.step_tokens < self.samples:
             raise SettingsError(
-                f"--engine.max_num_batched_tokens must be at least --engine.max_num_seqs ({samples}), a token for each "
-                f"sample, got {tokens}"
+                f"--engine.max_num_batched_tokens must be at least --engine.max_num_seqs ({self.samples}), a token "
+                f"for each sample, got {self.step_tokens}"
             )
+
+    @property
+    def samples(self) -> int:
+        """Samples that an engine runs at once."""
+        return self.max_num_seqs or VLLM_SAMPLES
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that an engine computes in a decode step."""
+        return self.max_num_batched_tokens or VLLM_STEP_TOKENS
 
     def arguments(self) -> dict[str, int]:
         """Return vLLM's arguments for what is given."""

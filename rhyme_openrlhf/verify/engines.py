@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.engine_errors import last_line
@@ -138,15 +138,11 @@ class EnginePool:
         settings: RhymeSettings,
         on_gpus: bool,
         actor: Any = RolloutActor,
-        more: Mapping[str, Any] = MappingProxyType({}),
         parts: Callable[[Any], dict[type, Part]] = parts_of_checked,
     ) -> None:
-        """`actor`: the Ray actor class to make engines of, and `parts` what each has; `more`: vLLM's arguments in place
-        of upstream's.
-        """
+        """`actor`: the Ray actor class to make engines of, and `parts` what each has."""
         self._actor = actor
         self._parts = parts
-        self._more = more
         self._args = args
         self._settings = settings
         self._on_gpus = on_gpus
@@ -261,7 +257,7 @@ class EnginePool:
         # Two engines of one seed could sample the same: a history would then be an answer that is still to come.
         seed = args.train.seed + speculate
         factory = EngineFactory(settings, (), seed, self._actor, on_gpus=self._on_gpus, parts=self._parts)
-        factory.use(settings, {"max_logprobs": -1, **self._more, "dtype": dtype})
+        factory.use(settings, {"max_logprobs": -1, "dtype": dtype})
         upstream.RolloutRayActor = factory
         (actor,) = upstream.create_vllm_engines(
             1,

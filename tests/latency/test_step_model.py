@@ -68,7 +68,7 @@ def test_outside_goes_on_with_the_slope_and_says_so() -> None:
 
 
 def test_drafts_beyond_a_single_measured_count_cost_something() -> None:
-    """As an H200's profile had it: with 256 samples one draft each was all that there was room for."""
+    """With 256 samples an H200 had room for one draft each, so its profile has no other number."""
     points = tuple(point for point in formula.profile().steps if point.running < 64 or point.drafts <= 64)
     model = StepModel(formula.profile(steps=points, padded_rows=()))
     one, seven = (model.seconds(64, 4096, 64 * each) for each in (1, 7))

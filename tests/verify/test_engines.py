@@ -11,6 +11,7 @@ pytest.importorskip("openrlhf")
 
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.settings.engine import EngineSettings
 from rhyme_openrlhf.verify import engines
 from rhyme_openrlhf.verify.engines import EngineFacts, EnginePool
 
@@ -74,5 +75,7 @@ def test_one_engine_drafts_in_every_step_and_the_other_never(made: list[dict[str
 
 
 def test_a_benchmark_gives_its_engines_more_room(made: list[dict[str, Any]]) -> None:
-    EnginePool(ARGS, RhymeSettings(), False, actor(made), {"max_num_seqs": 512}).pair("bfloat16")
-    assert [(arguments["max_num_seqs"], arguments["dtype"]) for arguments in made] == [(512, "bfloat16")] * 2
+    settings = RhymeSettings(engine=EngineSettings(max_num_seqs=512))
+    EnginePool(ARGS, settings, False, actor(made)).pair("bfloat16")
+    found = [(arguments["rhyme"].engine.arguments()["max_num_seqs"], arguments["dtype"]) for arguments in made]
+    assert found == [(512, "bfloat16")] * 2
