@@ -10,8 +10,8 @@ host, some hundred times as slow: no time says anything here. The embedded model
 `--drafting.runner` in turn. There is no history, a right one or a wrong one, and room for all samples or too little.
 Every answer is to be that of the first runner without drafts; log-probabilities are compared, too.
 
-Two things are pretended: that Triton has a driver here, and that vLLM allows asynchronous scheduling on a CPU. Ranks that
-are Ray's actors have pretended GPUs.
+Two things are pretended: that Triton has a driver here, and that vLLM allows asynchronous scheduling on a CPU. Ranks
+that are Ray's actors have pretended GPUs.
 """
 
 from __future__ import annotations
