@@ -3,13 +3,15 @@
     pip install --no-deps --target FOLDER triton
     python benchmarks/second_runner_on_cpu.py --triton FOLDER
     python benchmarks/second_runner_on_cpu.py --triton FOLDER --ranks 2 --runners v2-async
+    python benchmarks/second_runner_on_cpu.py --triton FOLDER --ranks 2 --runners v2-async --executor ray
 
 vLLM's CPU build has the second runner and no Triton for it. Triton's interpreter runs its kernels on tensors of the
 host, some hundred times as slow: no time says anything here. The embedded model answers greedily in float32, by each
 `--drafting.runner` in turn. There is no history, a right one or a wrong one, and room for all samples or too little.
 Every answer is to be that of the first runner without drafts; log-probabilities are compared, too.
 
-Two things are pretended: that Triton has a driver here, and that vLLM allows asynchronous scheduling on a CPU.
+Two things are pretended: that Triton has a driver here, and that vLLM allows asynchronous scheduling on a CPU. Ranks
+that are Ray's actors have pretended GPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ HISTORIES = ("none", "right", "wrong")
 
 
 def pretend() -> None:
-    """Give Triton a driver, and the CPU platform asynchronous scheduling."""
+    """Give Triton a driver, and the CPU platform asynchronous scheduling and Ray's actors."""
     import importlib.metadata
     import types
 
@@ -49,14 +51,18 @@ def pretend() -> None:
     own = CpuPlatform.check_and_update_config.__func__
 
     def check(cls: type, config: Any) -> None:
-        wanted = config.scheduler_config.async_scheduling
+        scheduler, parallel = config.scheduler_config, config.parallel_config
+        asynchronous, executor = scheduler.async_scheduling, parallel.distributed_executor_backend
         own(cls, config)
-        config.scheduler_config.async_scheduling = wanted
+        scheduler.async_scheduling, parallel.distributed_executor_backend = asynchronous, executor
 
     CpuPlatform.check_and_update_config = classmethod(check)
+    CpuPlatform.ray_device_key = "GPU"
 
 
-def answers(runner: str, history: str, blocks: int, samples: int, known: list[list[int]], ranks: int) -> dict[str, Any]:
+def answers(
+    runner: str, history: str, blocks: int, samples: int, known: list[list[int]], ranks: int, executor: str
+) -> dict[str, Any]:
     """Return what an engine in this process answers; `known`: the answers without drafts."""
     from rhyme_openrlhf.platform import shims
 
@@ -78,7 +84,11 @@ def answers(runner: str, history: str, blocks: int, samples: int, known: list[li
     )
     parallel: dict[str, Any] = {}
     if ranks > 1:
-        parallel = {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+        parallel = {"tensor_parallel_size": ranks, "distributed_executor_backend": executor}
+        if executor == "ray":
+            import ray
+
+            ray.init(num_gpus=ranks, include_dashboard=False, runtime_env={"worker_process_setup_hook": pretend})
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(ranks))
     few: dict[str, Any] = {"num_gpu_blocks_override": blocks, "block_size": BLOCK} if blocks else {}
     llm = vllm.LLM(
@@ -114,6 +124,7 @@ def answers(runner: str, history: str, blocks: int, samples: int, known: list[li
         "logprobs": [[next(iter(place.values())).logprob for place in one.logprobs or ()] for one in found],
         "counters": core.rhyme_scheduler("read_counters", []),
         "second": engine.vllm_config.use_v2_model_runner,
+        "by_ray": bool(core.model_executor.uses_ray),
         "asynchronous": engine.vllm_config.scheduler_config.async_scheduling,
     }
 
@@ -143,6 +154,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--runners", nargs="+", choices=(V1, V2, V2_ASYNC), default=(V1, V2, V2_ASYNC))
     parser.add_argument("--ranks", type=int, default=1, help="processes of a tensor-parallel engine")
+    parser.add_argument("--executor", choices=("mp", "ray"), default="mp", help="what starts these processes")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
@@ -150,7 +162,7 @@ def main() -> int:
         return 0
     if not (Path(chosen.triton) / "triton").is_dir():
         parser.error(f"--triton {chosen.triton}: there is no Triton; pip install --no-deps --target FOLDER triton")
-    plain = in_a_process(chosen.triton, V1, "none", 0, chosen.samples, [], chosen.ranks)
+    plain = in_a_process(chosen.triton, V1, "none", 0, chosen.samples, [], chosen.ranks, "mp")
     print("| runner | history | KV blocks | drafted | accepted | decode steps | equal | log-probabilities differ by |")
     print("|---|---|---|---|---|---|---|---|")
     failed = 0
@@ -158,10 +170,13 @@ def main() -> int:
         for history in HISTORIES:
             for blocks in (0, FEW_BLOCKS):
                 known = plain["tokens"] if history != "none" else []
-                found = in_a_process(chosen.triton, runner, history, blocks, chosen.samples, known, chosen.ranks)
+                found = in_a_process(
+                    chosen.triton, runner, history, blocks, chosen.samples, known, chosen.ranks, chosen.executor
+                )
                 pairs = list(zip(found["tokens"], plain["tokens"], strict=True))
                 equal = sum(one == other for one, other in pairs)
                 failed += equal < len(pairs) or found["second"] != (runner != V1)
+                failed += found["by_ray"] != (chosen.ranks > 1 and chosen.executor == "ray")
                 both = zip(sum(found["logprobs"], []), sum(plain["logprobs"], []), strict=False)
                 gap = max(abs(one - other) for one, other in both) if equal == len(pairs) else float("nan")
                 counts = found["counters"]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from rhyme_openrlhf.cli import train_arguments
 from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.cli.train_arguments import BadInputError
+from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
@@ -35,7 +36,9 @@ def main(argv: list[str]) -> int:
 
     said: list[str] = []
     try:
-        checked = train_arguments.checked(args, settings, said.append)
+        # They import torch, Transformers and what reads data.
+        with kept_for_good():
+            checked = train_arguments.checked(args, settings, said.append)
         slow = preflight_gpus.check_gpus(args, checked.on_gpus)
     except (BadInputError, preflight_gpus.PreflightError) as error:
         return _refuse(error)

@@ -26,12 +26,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Concatenate
 
+from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.platform import gpu_present, shims
 
 if not gpu_present():
     shims.install()
 
-import openrlhf.trainer.ray.vllm_engine as upstream
+with kept_for_good():
+    import openrlhf.trainer.ray.vllm_engine as upstream
 import ray
 from vllm import RequestOutput, SamplingParams
 from vllm.utils import random_uuid

@@ -24,6 +24,7 @@ from typing import Any, TextIO
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.run.reaper import finish, start_reaper
@@ -342,7 +343,7 @@ def _children_print_to(log: TextIO) -> Iterator[None]:
 def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supervisor: Supervisor) -> None:
     # What OpenRLHF, vLLM and DeepSpeed print when they are imported and run is the log's, not the terminal's.
     with (run.logs / "driver.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
-        with _children_print_to(log):
+        with _children_print_to(log), kept_for_good():
             from rhyme_openrlhf.run import placement
 
         def engine_started(index: int, engine: Any) -> None:

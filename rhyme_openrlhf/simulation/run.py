@@ -22,14 +22,13 @@ Invariants:
 
 from __future__ import annotations
 
-import gc
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from rhyme_openrlhf.garbage import not_searched
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
@@ -408,19 +407,3 @@ class Sharing:
             if self._crowd[slot.node] != number:
                 # What ended there has changed it again.
                 return
-
-
-@contextmanager
-def not_searched() -> Iterator[None]:
-    """Leave out Python's search for garbage in cycles.
-
-    A run's samples, engines and events are freed as soon as nobody has them. Each search would go through all of a
-    workload's prompts, and take a tenth of the run's time.
-    """
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()

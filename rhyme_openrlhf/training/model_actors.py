@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.platform import gpu_present, shims
 
 if not gpu_present():
     shims.install()
 
-import openrlhf.trainer.ray.ppo_actor as upstream
-import openrlhf.trainer.ray.ppo_critic as upstream_critic
+with kept_for_good():
+    import openrlhf.trainer.ray.ppo_actor as upstream
+    import openrlhf.trainer.ray.ppo_critic as upstream_critic
 import ray
 import torch
 

@@ -19,12 +19,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.platform import gpu_present, shims
 
 if not gpu_present():
     shims.install()
 
-import openrlhf.trainer.ppo_trainer as upstream
+with kept_for_good():
+    import openrlhf.trainer.ppo_trainer as upstream
 import ray
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 

@@ -1,4 +1,7 @@
-"""`rhyme serve` and `rhyme runs` over a real training run on a real Ray: started, watched, stopped, resumed, cloned."""
+"""`rhyme serve` and `rhyme runs` over a real training run on a real Ray: started, watched, stopped, resumed, cloned.
+
+The clone trains asynchronously, with rollouts that new weights interrupt, so no other run has to.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from rhyme_openrlhf.telemetry.event_log import read_events
+from rhyme_openrlhf.telemetry.events import OffPolicyness, TrainStep
 from rhyme_openrlhf.telemetry.run_directory import STOP_REQUEST
 from tests.e2e.plane import RUN_TIMEOUT_S, Plane
+from tests.e2e.runs import FinishedRun, check_weights
 
 pytest.importorskip("uvicorn")
 
@@ -17,8 +23,13 @@ pytestmark = pytest.mark.timeout(1200)
 
 # Two of an epoch; the run is asked to stop within the third.
 STEPS = 4
-# Of a step (SMALL in conftest.py).
+# Of a step (SMALL in runs.py).
 SAMPLES = 16
+# What the clone has instead of the first run's.
+CHANGED = (
+    "vllm.num_engines=2", "train.async_enable=true", "train.partial_rollout_enable=true", "weights.check_syncs=1000",
+    "histospec.window_max=8",
+)  # fmt: skip
 # The embedded reward; a run goes on after step 2 only when the file `go` is there.
 HELD_REWARD = """
 import time
@@ -33,6 +44,16 @@ def reward_func(queries, prompts, labels, **more):
         time.sleep(0.05)
     return reward.reward_func(queries, prompts, labels, **more)
 """
+
+
+def check_asynchronous(directory: Path) -> None:
+    """All samples of all steps are trained, at most one step off policy, and each engine has each version."""
+    run = FinishedRun(directory, 0, "", [recorded.event for recorded in read_events(directory / "events.jsonl")])
+    check_weights(run, engines=2, steps=STEPS)
+    steps = list(range(1, STEPS + 1))
+    assert [event.step for event in run.of(TrainStep)] == steps
+    assert all(set(event.values) <= {0, 1} and sum(event.samples) == SAMPLES for event in run.of(OffPolicyness))
+    assert {path.name for path in (directory / "samples").iterdir()} == {f"step-{n:06d}.jsonl" for n in steps}
 
 
 def test_a_run_is_started_watched_stopped_resumed_and_cloned(
@@ -67,16 +88,19 @@ def test_a_run_is_started_watched_stopped_resumed_and_cloned(
     steps = json.loads(plane.runs("export", "first", "--table", "steps", "--format", "json"))
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
 
-    plane.runs("clone", "first", "--name", "second", "--set", "train.num_episodes=1", "--set", "histospec.window_max=8")
+    plane.runs("clone", "first", "--name", "second", *(word for one in CHANGED for word in ("--set", one)))
     plane.runs("logs", "second", "-f")
     clone = plane.show("second")
-    assert (clone["status"], clone["parent"], clone["step"]) == ("succeeded", resumed["uid"], 2)
+    assert (clone["status"], clone["parent"], clone["step"]) == ("succeeded", resumed["uid"], STEPS)
+    directory = Path(clone["attempts"][0]["run_directory"])
+    check_asynchronous(directory)
     # The same figures as in the run's own record.
-    record = json.loads((Path(clone["attempts"][0]["run_directory"]) / "summary.json").read_text())
+    record = json.loads((directory / "summary.json").read_text())
     for name in ("tokens_per_second", "speculation_rate", "bubble_fraction"):
         assert clone[name] == pytest.approx(record[name], rel=1e-4, abs=1e-6), name
     assert clone["reward"] == pytest.approx(record["reward_last_epoch"])
-    assert "histospec.window_max" in plane.runs("compare", "first", "second")
+    compared = plane.runs("compare", "first", "second")
+    assert all(change.partition("=")[0] in compared for change in CHANGED)
 
     plane.end()
     assert plane.service.returncode == 0

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.telemetry.events import (
-    OffPolicyness,
-    RolloutFinished,
-    TrainStep,
-)
+from rhyme_openrlhf.telemetry.events import RolloutFinished, TrainStep
 from tests.e2e.runs import EVERY_SYNC, RUN_TIMEOUT_S, SMALL, Train, check_weights
 
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
@@ -46,15 +42,6 @@ def test_with_our_features_off_the_run_is_openrlhfs_own(train: Train, tmp_path: 
             assert step.metrics[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
     tokens = [event.response_tokens for event in ours.of(RolloutFinished)]
     assert tokens == [row["response_tokens"] for row in theirs]
-
-
-def test_async_with_partial_rollout(train: Train) -> None:
-    run = train("--train.async_enable", "--train.partial_rollout_enable", *EVERY_SYNC)
-    assert run.code == 0, run.output
-    check_weights(run, engines=2, steps=4)
-    assert [event.step for event in run.of(TrainStep)] == [1, 2, 3, 4]
-    assert all(set(event.values) <= {0, 1} and sum(event.samples) == 16 for event in run.of(OffPolicyness))
-    assert {path.name for path in (run.path / "samples").iterdir()} == {f"step-{n:06d}.jsonl" for n in (1, 2, 3, 4)}
 
 
 def test_zero3_two_policy_ranks_and_tensor_parallel_engine(train: Train) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.simulation.engine_kinds import gaps
 from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.run import Run, not_searched
+from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.workload import PRESETS, Workload, drawn
 from tests.examples import examples
@@ -241,12 +241,3 @@ def test_a_run_drops_nothing_that_is_in_a_cycle(features: Features) -> None:
         found.append(gc.collect())
     # What is only made once, by the first, is no run's.
     assert found[1] == 0
-
-
-def test_the_search_is_as_it_was() -> None:
-    for on in (False, True):
-        (gc.enable if on else gc.disable)()
-        with pytest.raises(KeyError), not_searched():
-            assert not gc.isenabled()
-            raise KeyError
-        assert gc.isenabled() == on
