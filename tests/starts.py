@@ -52,6 +52,11 @@ def starts_ray() -> None:
 
 
 @pytest.fixture(scope="session")
+def starts_cluster() -> None:
+    """Stand for a cluster: several nodes, or several GPUs, that a Ray or engines pretend to have."""
+
+
+@pytest.fixture(scope="session")
 def starts_e2e() -> None:
     """Stand for a training run on Ray, DeepSpeed and vLLM."""
 
