@@ -2,8 +2,8 @@
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
 #   scripts/test.sh                          while you work: all but whole training runs (the main job's is there), the
-#                                            longest of the control plane (LONGEST), a profile of two engines, a real
-#                                            model's conversion, and what is marked slow
+#                                            longest of the control plane (LONGEST), clusters of several nodes or GPUs,
+#                                            a few more that take long (RUNS), and what is marked slow
 #   scripts/test.sh --runs                   before a merge, and in continuous integration: those too
 #   scripts/test.sh --quick                  before each commit: the rooms without torch, the control plane and the command
 #                                            line, as far as they start no engine, Ray, browser, PostgreSQL, service, other
@@ -134,14 +134,17 @@ case ${1-} in
         # in a browser.
         LONGEST=(tests/api/{faults/test_control_plane_faults,routes/test_openapi}.py tests/webui/pages/test_accessibility.py)
         server_beside 0 "${LONGEST[@]/#/--ignore=}"
-        # A training run takes a minute or more, most of it its start; so do two engines of Ray to be profiled, and the
-        # conversion of a real model takes half a minute.
-        RUNS=(--ignore tests/verify/test_profile_engine.py)
+        # A training run takes a minute or more, most of it its start. Half a minute to a minute take: engines that are
+        # profiled, greedy output of vLLM's own methods (those of tests/engine/test_lossless.py stay), the conversion of a
+        # real model, a service with a Ray of its own, and OpenRLHF's own tests.
+        RUNS=(--ignore tests/verify/test_profile_engine.py --ignore tests/upstream/test_upstream_suites.py)
         RUNS+=(--deselect tests/cli/test_fetch_model.py::test_the_real_model_is_made_and_loads)
+        RUNS+=(--deselect tests/cli/test_serve.py::test_local_starts_ray_and_stops_it_again)
+        RUNS+=(--deselect tests/engine/test_arguments.py::test_greedy_output_is_the_same_whole_and_cut)
         for file in tests/e2e/test_*.py; do
             [[ $file = */test_main_job.py ]] || RUNS+=(--ignore "$file")
         done
-        run python -m pytest -n 2 -p no:randomly -m "not slow and not server" "${RUNS[@]}"
+        run python -m pytest -n 2 -p no:randomly -m "not slow and not server and not cluster" "${RUNS[@]}"
         join_server
         ;;
     --runs)

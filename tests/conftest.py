@@ -22,6 +22,7 @@ from tests.starts import (  # noqa: F401 (fixtures and a hook)
     mark,
     pytest_runtest_protocol,
     starts_browser,
+    starts_cluster,
     starts_e2e,
     starts_engine,
     starts_listener,

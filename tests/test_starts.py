@@ -67,6 +67,12 @@ def test_a_port_is_refused_in_a_test_without_its_mark() -> None:
         listener.bind(("127.0.0.1", 0))
 
 
+def test_urllib3_may_look_for_ipv6() -> None:
+    # When it is imported, which the first test that needs Ray may do.
+    connection = pytest.importorskip("urllib3.util.connection")
+    assert connection._has_ipv6("::1") in (True, False)
+
+
 def test_with_its_mark_a_port_is_listened_on(starts_listener: None) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -101,7 +101,7 @@ def test_a_ring_that_does_not_divide_the_policys_gpus(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_nodes(starts_ray: None) -> Iterator[str]:
+def two_nodes(starts_ray: None, starts_cluster: None) -> Iterator[str]:
     """A Ray of two nodes with four pretended GPUs each; its address."""
     from ray.cluster_utils import Cluster
 

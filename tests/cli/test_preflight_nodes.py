@@ -36,7 +36,7 @@ def machine(folder: Path, driver: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def address(starts_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(starts_ray: None, starts_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Ray of two nodes, the second with a driver that is too old."""
     from ray.cluster_utils import Cluster
 

@@ -30,7 +30,7 @@ def buffers() -> list[Path]:
 
 
 @pytest.fixture
-def apart(pair: Engines) -> Iterator[Engines]:
+def apart(pair: Engines, starts_cluster: None) -> Iterator[Engines]:
     """The second engine is on another node than the mover and the first."""
     pair.carrier, pair.engines[1].node = KV_TRANSFER, "another"
     yield pair
@@ -108,7 +108,7 @@ def test_a_source_that_is_gone_when_its_rows_are_asked_for_loses_no_sample(
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_go_from_actor_to_actor(starts_ray: None) -> None:
+def test_rows_go_from_actor_to_actor(starts_ray: None, starts_cluster: None) -> None:
     import ray
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

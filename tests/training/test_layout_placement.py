@@ -74,7 +74,7 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def cluster(starts_ray: None) -> Iterator[None]:
+def cluster(starts_ray: None, starts_cluster: None) -> Iterator[None]:
     # Ray's processes do not find the tests.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     ray.init(num_cpus=8, num_gpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=10**8)

@@ -108,7 +108,7 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def nodes(starts_ray: None) -> Iterator[list[str]]:
+def nodes(starts_ray: None, starts_cluster: None) -> Iterator[list[str]]:
     # Ray's processes do not find the tests.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     node = {"num_cpus": 1, "num_gpus": GPUS_OF_A_NODE, "object_store_memory": 10**8}
