@@ -130,9 +130,10 @@ QUICK+=(--ignore=tests/{client,e2e,embedded,engine,kv,moves,pipeline,platform,ru
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python or listener"
 case ${1-} in
     "")
-        # Each takes a minute or more: faults of whole services, all operations of the API with made-up input, all pages
-        # in a browser.
-        LONGEST=(tests/api/{faults/test_control_plane_faults,routes/test_openapi}.py tests/webui/pages/test_accessibility.py)
+        # Each takes a minute or more: faults of whole services, all operations of the API with made-up input, all orders in
+        # which events may come, all pages in a browser.
+        LONGEST=(tests/api/{faults/test_control_plane_faults,routes/test_openapi,ingest/test_store_batch}.py)
+        LONGEST+=(tests/webui/pages/test_accessibility.py)
         server_beside 0 "${LONGEST[@]/#/--ignore=}"
         # A training run takes a minute or more, most of it its start. Half a minute to a minute take: engines that are
         # profiled, greedy output of vLLM's own methods (those of tests/engine/test_lossless.py stay), the conversion of a
