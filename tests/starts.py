@@ -131,12 +131,14 @@ class Guard:
             # What starts a service, or a Ray, starts Python too and has the mark of the greater one.
             if started and not (started == ["python"] and self._marked()):
                 self.refuse(started[0])
-        # An address of the internet family is a tuple; what starts processes may listen for them.
-        elif event == "socket.bind" and isinstance(given[1], tuple) and not self._marked():
-            self._bound(sys._getframe(1).f_code.co_name)
-
-    def _bound(self, function: str) -> None:
-        if function != IPV6_PROBE:
+        # An address of the internet family is a tuple; what starts processes may listen for them. The frame above this
+        # one is that of the function that binds.
+        elif (
+            event == "socket.bind"
+            and isinstance(given[1], tuple)
+            and not self._marked()
+            and sys._getframe(1).f_code.co_name != IPV6_PROBE
+        ):
             self.refuse("listener")
 
     def _marked(self) -> bool:

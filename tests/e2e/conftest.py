@@ -12,9 +12,8 @@ import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.telemetry.event_log import read_events
 from tests.e2e.plane import Plane
-from tests.e2e.runs import RUN_TIMEOUT_S, SMALL, FinishedRun, KilledRun, stacks_of
+from tests.e2e.runs import RUN_TIMEOUT_S, SMALL, FinishedRun, KilledRun, events_of, stacks_of
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +49,7 @@ def train(tmp_path: Path, small_prompts: Path, starts_e2e: None) -> Callable[...
                 stacks = stacks_of(tmp_path)
                 process.kill()
                 pytest.fail(f"no end within {RUN_TIMEOUT_S} s:\n{printed.read_text()[-4000:]}\n{stacks}")
-        log = directory / "events.jsonl"
-        events = [recorded.event for recorded in read_events(log)] if log.exists() else []
-        return FinishedRun(directory, code, printed.read_text(), events)
+        return FinishedRun(directory, code, printed.read_text(), events_of(directory))
 
     return run
 

@@ -52,6 +52,12 @@ class FinishedRun:
         return [event for event in self.events if isinstance(event, kind)]
 
 
+def events_of(directory: Path) -> list[Any]:
+    """The events that a run has recorded so far."""
+    log = directory / "events.jsonl"
+    return [recorded.event for recorded in read_events(log)] if log.exists() else []
+
+
 def left_in_shared_memory() -> set[str]:
     """Our files there whose process is gone; those of tests that run beside this one are in use."""
     names = {path.name for path in SHARED_MEMORY.glob("rhyme-*")}
@@ -121,8 +127,7 @@ class KilledRun:
             )  # fmt: skip
 
     def events(self) -> list[Any]:
-        log = self.path / "events.jsonl"
-        return [recorded.event for recorded in read_events(log)] if log.exists() else []
+        return events_of(self.path)
 
     def wait_for(self, condition: Callable[[Any], bool], what: str) -> None:
         deadline = time.time() + RUN_TIMEOUT_S
@@ -153,10 +158,8 @@ def engines(folder: Path) -> list[int]:
 def kill_one_in_step(step: int, run: Path, folder: Path) -> None:
     """Kill one engine's actor once the rollout of `step` goes on."""
     end = time.monotonic() + RUN_TIMEOUT_S
-    log = run / "events.jsonl"
     while time.monotonic() < end:
-        events = [recorded.event for recorded in read_events(log)] if log.exists() else []
-        if any(isinstance(event, RolloutStarted) and event.step == step for event in events):
+        if any(isinstance(event, RolloutStarted) and event.step == step for event in events_of(run)):
             time.sleep(0.3)
             os.kill(engines(folder)[-1], signal.SIGKILL)
             return

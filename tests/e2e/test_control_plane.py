@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import OffPolicyness, TrainStep
 from rhyme_openrlhf.telemetry.run_directory import STOP_REQUEST
 from tests.e2e.plane import RUN_TIMEOUT_S, Plane
-from tests.e2e.runs import FinishedRun, check_weights
+from tests.e2e.runs import FinishedRun, check_weights, events_of
 
 pytest.importorskip("uvicorn")
 
@@ -48,7 +47,7 @@ def reward_func(queries, prompts, labels, **more):
 
 def check_asynchronous(directory: Path) -> None:
     """All samples of all steps are trained, at most one step off policy, and each engine has each version."""
-    run = FinishedRun(directory, 0, "", [recorded.event for recorded in read_events(directory / "events.jsonl")])
+    run = FinishedRun(directory, 0, "", events_of(directory))
     check_weights(run, engines=2, steps=STEPS)
     steps = list(range(1, STEPS + 1))
     assert [event.step for event in run.of(TrainStep)] == steps
