@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ CHANGED = (
 # The embedded reward; a run goes on after step 2 only when the file `go` is there.
 HELD_REWARD = """
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from rhyme_openrlhf.embedded import reward
 
@@ -68,13 +70,15 @@ def test_a_run_is_started_watched_stopped_resumed_and_cloned(
     while plane.show("first")["step"] < 2:
         assert time.monotonic() < end, plane.runs("logs", "first")
         time.sleep(0.5)
-    plane.runs("stop", "first")
     request = Path(plane.show("first")["attempts"][0]["run_directory"]) / STOP_REQUEST
-    while not request.exists():
-        assert time.monotonic() < end, plane.show("first")
-        time.sleep(0.1)
-    go.touch()
-    plane.runs("stop", "first", "--wait")
+    # One command asks and waits: a second one would be refused when the run ends before it is sent.
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(plane.runs, "stop", "first", "--wait")
+        while not request.exists():
+            assert time.monotonic() < end and not stopping.done(), plane.show("first")
+            time.sleep(0.1)
+        go.touch()
+        stopping.result()
     stopped = plane.show("first")
     assert (stopped["status"], stopped["message"]) == ("stopped", "stopped on request")
     assert stopped["step"] == STEPS - 1
