@@ -26,7 +26,7 @@ constexpr double TEXT_STOP = 0.08;
 // A draft that is right as a whole with a smaller probability is not worth proposing.
 constexpr double NO_HOPE = 0.02;
 // Samples of a group: enough that prefetching takes no longer than working, and few enough that the prefetched lines
-// (about 30 and 20 of 64 bytes for each sample) stay in a core's first cache.
+// (about 20 of 64 bytes for each sample) stay in a core's first cache.
 constexpr std::size_t ENTERED_TOGETHER = 16, DRAFTED_TOGETHER = 32;
 // Drafts that a sample's recent acceptance rate averages over, roughly.
 constexpr std::int32_t RECENT_SHARE = 4;
@@ -132,7 +132,6 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
         best_shared_ = double{shared_.best()};
     }
     const std::span<const BatchItem> batch = batch_;
-    in_groups(batch, ENTERED_TOGETHER, [this](auto group) { enter(group); });
     in_groups(batch, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
 
     // The drafts without gaps.
@@ -163,26 +162,15 @@ void Drafter::order(std::span<const std::int64_t> samples) {
     std::stable_sort(batch_.begin(), batch_.end(), by_prompt);
 }
 
-// Enter into the tables what the samples have written since their last drafts.
-void Drafter::enter(std::span<const BatchItem> group) {
-    Hashes hashes;
-    for (const BatchItem& item : group) {
-        const Sample& sample = texts_.samples[item.row];
-        prefetch(sample.text, sample.count);
-        prefetch(sample.text, sample.own.at);
-    }
-    for (const BatchItem& item : group) texts_.prefetch_slots(texts_.samples[item.row], hashes);
-    for (const BatchItem& item : group) texts_.enter(texts_.samples[item.row], hashes);
-}
-
 void Drafter::draft_group(std::span<const BatchItem> group) {
     for (int pass = 0; pass < 3; ++pass) {
         for (const BatchItem& item : group) {
-            const Sample& sample = texts_.samples[item.row];
-            sample.cursor.prefetch_pass(pass, texts_.prompts[item.prompt].index, sample.count, rules_.text.longest);
+            Sample& sample = texts_.samples[item.row];
+            sample.cursor.prefetch_pass(pass, texts_.prompts[item.prompt].index, sample.written, rules_.text.longest);
+            if (pass == 0) prefetch(sample.text, sample.written - 1);
             if (pass == 0) prefetch(sample.text, sample.own.at);
-            if (pass == 0 && rules_.text.siblings) texts_.prefetch_buckets(sample);
-            if (pass == 1 && rules_.text.siblings) texts_.prefetch_siblings(sample);
+            if (pass == 1) texts_.hash_end(sample);
+            if (pass == 2 && rules_.text.siblings) texts_.prefetch_siblings(sample);
         }
     }
     std::array<OneDraft, DRAFTED_TOGETHER> drafts;
@@ -229,17 +217,19 @@ Drafter::OneDraft Drafter::draft_one(Sample& sample, Place room, Place window, s
         best = sum;
         draft = {source, count, matched};
     };
+    texts_.follow_own(sample);
     if (text.siblings) {
         if (const Place matched = texts_.follow_sibling(sample); matched)
             consider(Source::SIBLINGS, matched, std::min(most, texts_.behind_sibling(sample)));
     }
+    sample.followed = sample.written;
     if (sample.own.length) consider(Source::OWN, sample.own.length, most);
     // Behind a match longer than history's, the text is certain enough, and a search would take longer than all else.
     if (draft.matched <= text.longest) {
         const OneDraft history = draft_history(sample, window, out.first(most), probabilities);
         if (history.size && expected(history, probabilities) >= best) return history;
     }
-    if (draft.source == Source::NONE && text.siblings && sample.count) {
+    if (draft.source == Source::NONE && text.siblings && sample.written) {
         consider(Source::SIBLINGS, 0, std::min(most, LIKELY_TOKENS));
         const Place size = std::exchange(draft.size, 0);
         Token token = texts_.likely_next(prompt, sample.known().back());
@@ -372,6 +362,7 @@ void Drafter::rest_or_try() {
 }
 
 void Drafter::computing() {
+    texts_.enter();
     if (sharing_) enter_shared(last_, SHARED_MEANWHILE);
     texts_.grow_some(last_);
 }

@@ -142,14 +142,13 @@ private:
     };
 
     void order(std::span<const std::int64_t> samples);
-    void enter(std::span<const BatchItem> group);
     void draft_group(std::span<const BatchItem> group);
     OneDraft draft_one(Sample& sample, Place room, Place window, std::span<Token> out, std::span<float> probabilities);
     OneDraft draft_history(Sample& sample, Place window, std::span<Token> out, std::span<float> probabilities);
     double expected(const OneDraft& draft, std::span<const float> probabilities) const;
     // The most tokens of the sample's next draft; none at the end of its text.
     Place room_of(const Sample& sample) const {
-        return std::min<Place>(rules_.window_max, sample.limit - sample.count - 1);
+        return std::min<Place>(rules_.window_max, sample.limit - sample.written - 1);
     }
     // The place of a sample's draft among those of the step.
     template <typename Value>

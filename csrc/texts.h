@@ -45,18 +45,19 @@ struct TextMatch {
 
 // One sample, running or finished.
 struct Sample {
-    // Its first `written` tokens are the sample's text; the tables know the first `count` of them.
+    // Its first `written` tokens are the sample's text; the tables know the first `entered` of them.
     Array<Token> text;
     std::int32_t written = 0;
-    std::int32_t count = 0;
+    std::int32_t entered = 0;
     // Where `shortest` tokens ended before in the sample's own text, by their hash.
     Array<std::int32_t> own_table;
     TextMatch own;
-    // The row of the sibling that matches, the match in the sibling's text, and how many own tokens it takes in.
+    // The row of the sibling that matches, and the match in the sibling's text.
     std::int32_t sibling = 0;
     TextMatch sibling_match;
+    // How many of its tokens the two matches take in.
     std::int32_t followed = 0;
-    // Hash of the last `shortest` tokens of the `count`.
+    // Hash of the last `shortest` tokens at the last draft.
     std::uint64_t hash = 0;
     Cursor cursor;
 
@@ -79,7 +80,7 @@ struct Sample {
     // The tokens that were entered into what all prompts share, or left out of it.
     std::int32_t shared = 0;
 
-    std::span<const Token> known() const { return std::span(text).first(count); }
+    std::span<const Token> known() const { return std::span(text).first(written); }
 };
 
 // A pair of tokens, and the votes for it.
@@ -138,16 +139,17 @@ public:
     // The sample of that number. Throws std::out_of_range unless the sample runs.
     Sample& running(std::int64_t number);
 
-    // Hash the sample's new tokens, and prefetch their slots in the tables.
-    void prefetch_slots(const Sample& sample, Hashes& hashes) const;
-    // Enter the sample's new tokens into its own table and its prompt's.
-    void enter(Sample& sample, Hashes& hashes);
+    // Enter what was appended since the last call into the samples' own tables and their prompts'.
+    void enter();
     // Give more memory to some of the samples that are `crowded`, so that it never takes long.
     void grow_some(std::span<const std::int64_t> numbers);
 
-    // Prefetch what `follow_sibling` will read: first the buckets, then the siblings' texts.
-    void prefetch_buckets(const Sample& sample) const;
+    // Hash the sample's last tokens, and prefetch what the tables have of them.
+    void hash_end(Sample& sample) const;
+    // Prefetch the siblings' texts that `follow_sibling` will read.
     void prefetch_siblings(const Sample& sample) const;
+    // Follow the match in the sample's own text, or find one.
+    void follow_own(Sample& sample) const;
     // Follow the sibling that matched, or find one that matches more; return the length of the match, 0 if no token
     // follows. A match of `longest` tokens is followed without a search.
     Place follow_sibling(Sample& sample) const;
@@ -171,12 +173,16 @@ private:
     void begin_tables(Prompt& prompt);
     void add_table(Prompt& prompt);
     void grow(Sample& sample, Place needed);
+    void prefetch_slots(const Sample& sample, Hashes& hashes) const;
+    void enter(Sample& sample, Hashes& hashes);
     template <typename Visit>
     void visit_candidates(const Sample& sample, Visit visit) const;
 
     std::vector<std::int32_t> free_samples_;
     std::vector<std::int32_t> free_prompts_;
     std::unordered_map<std::string, std::int32_t> by_key_;
+    // Rows of samples that were appended to since the last `enter`.
+    std::vector<std::int32_t> appended_;
 };
 
 }  // namespace drafting
