@@ -93,6 +93,23 @@ void enter_own(Array<std::int32_t>& table, Place end, std::uint64_t hash) {
     table[slot_of(hash, table)] = own_mark(hash) + (static_cast<std::int32_t>(end) & OWN_POSITIONS);
 }
 
+// The match of the tokens before `end`, with one token more.
+TextMatch follow(std::span<const Token> text, TextMatch match, Place end) {
+    if (match.length && text[match.at] == text[end - 1]) return {match.at + 1, match.length + 1};
+    return {};
+}
+
+// The match that the own table knows for the first `end` tokens, which it does not have yet. `hash`: of the last
+// `shortest` of them.
+TextMatch find_own(std::span<const Token> text, const Array<std::int32_t>& table, Place end, Place shortest,
+                   std::uint64_t hash) {
+    const std::int32_t earlier = table[slot_of(hash, table)] - own_mark(hash);
+    if (earlier <= 0 || earlier > OWN_POSITIONS) return {};
+    const Place equal = equal_before(text, earlier, text, end);
+    if (equal < shortest) return {};
+    return {earlier, static_cast<std::int32_t>(equal)};
+}
+
 // Enter into a bucket that the sample's tokens with this hash end at `end`: first, in place of the sample's last entry.
 void enter_sibling(Bucket& bucket, std::int32_t row, Place end, std::uint64_t hash) {
     const std::int64_t owner = (std::int64_t{row} + 1) << ROW_SHIFT;
@@ -189,6 +206,7 @@ void Texts::append(std::span<const std::int64_t> numbers, std::span<const std::i
         if (written > static_cast<Place>(sample.text.size())) grow(sample, written);
         std::copy(added.begin(), added.end(), sample.text.begin() + sample.written);
         if (sample.entered == sample.written) appended_.push_back(sample.row);
+        appended_tokens_ += added.size();
         sample.written = static_cast<std::int32_t>(written);
     }
 }
@@ -315,6 +333,7 @@ void Texts::enter() {
         rows = rows.subspan(group.size());
     }
     appended_.clear();
+    appended_tokens_ = 0;
 }
 
 void Texts::prefetch_slots(const Sample& sample, Hashes& hashes) const {
@@ -338,10 +357,14 @@ void Texts::enter(Sample& sample, Hashes& hashes) {
     // Copies, because the compiler cannot know that writing to the tables leaves these as they are.
     const auto [longest, shortest, siblings, own_output] = rules;
     const Place written = sample.written;
+    TextMatch own = sample.own;
     for (Place end = sample.entered + 1; end <= written; ++end) {
+        const bool follows = own_output && end > sample.own_followed;
+        if (follows) own = follow(text, own, end);
         if (end >= shortest) {
             const std::uint64_t hash =
                 hashes.used < hashes.kept ? hashes.values[hashes.used++] : hash_before(text, end, shortest);
+            if (follows && !own.length) own = find_own(text, sample.own_table, end, shortest, hash);
             if (own_output) enter_own(sample.own_table, end, hash);
             if (siblings && end >= first) {
                 enter_sibling(prompt.tables[0][slot_of(hash, prompt.tables[0])], sample.row, end, hash);
@@ -350,7 +373,8 @@ void Texts::enter(Sample& sample, Hashes& hashes) {
         }
         if (siblings && end > 1) vote(prompt.votes[vote_slot(text[end - 2])], text[end - 2], text[end - 1]);
     }
-    sample.entered = sample.written;
+    sample.own = own;
+    sample.own_followed = sample.entered = sample.written;
     sample.crowded = sample.entered > sample.enough || (rules.siblings && is_crowded(prompt));
 }
 
@@ -383,18 +407,12 @@ void Texts::prefetch_siblings(const Sample& sample) const {
 }
 
 void Texts::follow_own(Sample& sample) const {
-    if (!rules.own_output) return;
+    if (!rules.own_output || sample.entered == sample.written) return;
     const auto text = sample.known();
-    const Place written = sample.written;
-    TextMatch& own = sample.own;
-    for (Place place = sample.followed; own.length && place < written; ++place)
-        own = text[own.at] == text[place] ? TextMatch{own.at + 1, own.length + 1} : TextMatch{};
-    // What the table knows already would be found at the end itself.
-    if (own.length || written < rules.shortest || sample.entered == written) return;
-    const std::int32_t earlier = sample.own_table[slot_of(sample.hash, sample.own_table)] - own_mark(sample.hash);
-    if (earlier <= 0 || earlier > OWN_POSITIONS) return;
-    const Place equal = equal_before(text, earlier, text, written);
-    if (equal >= rules.shortest) own = {earlier, static_cast<std::int32_t>(equal)};
+    for (Place end = sample.own_followed + 1; end <= sample.written; ++end) sample.own = follow(text, sample.own, end);
+    if (!sample.own.length && sample.written >= rules.shortest)
+        sample.own = find_own(text, sample.own_table, sample.written, rules.shortest, sample.hash);
+    sample.own_followed = sample.written;
 }
 
 Place Texts::follow_sibling(Sample& sample) const {
@@ -405,7 +423,7 @@ Place Texts::follow_sibling(Sample& sample) const {
     if (length) {
         const auto theirs = samples[sample.sibling].known();
         const Place size = static_cast<Place>(theirs.size());
-        for (Place place = sample.followed; length && place < written; ++place, ++at)
+        for (Place place = sample.sibling_followed; length && place < written; ++place, ++at)
             length = at < size && theirs[at] == text[place] ? length + 1 : 0;
         goes_on = length && at < size;
     }
@@ -422,6 +440,7 @@ Place Texts::follow_sibling(Sample& sample) const {
         });
     }
     sample.sibling_match = {static_cast<std::int32_t>(at), static_cast<std::int32_t>(length)};
+    sample.sibling_followed = sample.written;
     return goes_on ? length : 0;
 }
 

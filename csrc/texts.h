@@ -55,9 +55,9 @@ struct Sample {
     // The row of the sibling that matches, and the match in the sibling's text.
     std::int32_t sibling = 0;
     TextMatch sibling_match;
-    // How many of its tokens the two matches take in.
-    std::int32_t followed = 0;
-    // Hash of the last `shortest` tokens at the last draft.
+    // How many own tokens the two matches take in.
+    std::int32_t own_followed = 0, sibling_followed = 0;
+    // Hash of the last `shortest` tokens, as of the last `hash_end`.
     std::uint64_t hash = 0;
     Cursor cursor;
 
@@ -139,8 +139,10 @@ public:
     // The sample of that number. Throws std::out_of_range unless the sample runs.
     Sample& running(std::int64_t number);
 
-    // Enter what was appended since the last call into the samples' own tables and their prompts'.
+    // Enter what was appended since the last call into the samples' own tables and their prompts'; and how many tokens
+    // that are.
     void enter();
+    std::size_t appended() const { return appended_tokens_; }
     // Give more memory to some of the samples that are `crowded`, so that it never takes long.
     void grow_some(std::span<const std::int64_t> numbers);
 
@@ -148,7 +150,7 @@ public:
     void hash_end(Sample& sample) const;
     // Prefetch the siblings' texts that `follow_sibling` will read.
     void prefetch_siblings(const Sample& sample) const;
-    // Follow the match in the sample's own text, or find one.
+    // Follow the match in the sample's own text, or find one. Where all tokens are entered, entering has done it.
     void follow_own(Sample& sample) const;
     // Follow the sibling that matched, or find one that matches more; return the length of the match, 0 if no token
     // follows. A match of `longest` tokens is followed without a search.
@@ -181,8 +183,9 @@ private:
     std::vector<std::int32_t> free_samples_;
     std::vector<std::int32_t> free_prompts_;
     std::unordered_map<std::string, std::int32_t> by_key_;
-    // Rows of samples that were appended to since the last `enter`.
+    // Rows of samples with tokens that are not entered yet, and how many tokens these are.
     std::vector<std::int32_t> appended_;
+    std::size_t appended_tokens_ = 0;
 };
 
 }  // namespace drafting
