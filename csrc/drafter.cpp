@@ -407,6 +407,7 @@ void Drafter::finish(std::int64_t sample) {
 Attribution Drafter::verified(std::span<const std::int64_t> samples, std::span<const std::int64_t> verified,
                               std::span<const std::int64_t> accepted) {
     require(samples.size() == verified.size() && samples.size() == accepted.size(), "need two counts for each sample");
+    texts_.prefetch_samples(samples);
     for (std::size_t draft = 0; draft < samples.size(); ++draft) {
         if (samples[draft] != NO_SAMPLE) texts_.running(samples[draft]);
         require(verified[draft] >= 1 && accepted[draft] >= 0 && accepted[draft] <= verified[draft] &&

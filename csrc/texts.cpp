@@ -189,9 +189,10 @@ std::int32_t Texts::start(const std::string& key, Place prompt_tokens, Place mos
 void Texts::append(std::span<const std::int64_t> numbers, std::span<const std::int64_t> counts,
                    std::span<const Token> tokens) {
     require(numbers.size() == counts.size(), "need a count for each sample");
+    prefetch_samples(numbers);
     std::size_t total = 0;
     for (std::size_t at = 0; at < numbers.size(); ++at) {
-        if (numbers[at] != NO_SAMPLE) running(numbers[at]);
+        if (numbers[at] != NO_SAMPLE) prefetch(running(numbers[at]).text, samples[numbers[at]].written);
         require(counts[at] >= 0 && counts[at] <= static_cast<std::int64_t>(tokens.size()), "impossible count");
         total += static_cast<std::size_t>(counts[at]);
     }
@@ -222,6 +223,10 @@ void Texts::finish(std::int64_t number) {
         sample = Sample();
     }
     drop_if_unused(prompt);
+}
+
+void Texts::prefetch_samples(std::span<const std::int64_t> numbers) const {
+    for (const std::int64_t number : numbers) prefetch(samples, number);
 }
 
 Sample& Texts::running(std::int64_t number) {

@@ -22,7 +22,7 @@
 namespace drafting {
 
 // Where a draft came from; rhyme_openrlhf/drafting/drafter.py has the same numbers.
-enum class Source : std::int64_t { NONE, HISTORY, SIBLINGS, OWN, SHARED };
+enum class Source : std::int32_t { NONE, HISTORY, SIBLINGS, OWN, SHARED };
 inline constexpr std::size_t SOURCES = 5;
 // A sample's number if the sample never drafts.
 inline constexpr std::int64_t NO_SAMPLE = -1;
@@ -43,12 +43,23 @@ struct TextMatch {
     std::int32_t length = 0;
 };
 
-// One sample, running or finished.
-struct Sample {
+// One sample, running or finished. What verifying and appending read is on its first cache line.
+struct alignas(64) Sample {
     // Its first `written` tokens are the sample's text; the tables know the first `entered` of them.
     Array<Token> text;
     std::int32_t written = 0;
     std::int32_t entered = 0;
+    // Tokens that the next draft may have for sure, and the recent acceptance rate in thousandths.
+    std::int32_t window = 0;
+    std::int32_t recent = 0;
+    // The source of the last draft, the tokens matched before it, and the draft's number in its step.
+    Source source = Source::NONE;
+    std::int32_t matched = 0;
+    std::int32_t number = 0;
+    bool running = false;
+    // At the last step text or table wanted more memory.
+    bool crowded = false;
+
     // Where `shortest` tokens ended before in the sample's own text, by their hash.
     Array<std::int32_t> own_table;
     TextMatch own;
@@ -66,17 +77,8 @@ struct Sample {
     std::int32_t prompt_tokens = 0;
     // The most tokens that the text can have.
     std::int64_t limit = 0;
-    // More memory is wanted beyond this many tokens; `crowded`: at the last step text or table wanted more.
+    // More memory is wanted beyond this many tokens.
     std::int64_t enough = 0;
-    bool crowded = false;
-    bool running = false;
-    // Tokens that the next draft may have for sure, and the recent acceptance rate in thousandths.
-    std::int32_t window = 0;
-    std::int32_t recent = 0;
-    // The source of the last draft, the tokens matched before it, and the draft's number in its step.
-    Source source = Source::NONE;
-    std::int32_t matched = 0;
-    std::int32_t number = 0;
     // The tokens that were entered into what all prompts share, or left out of it.
     std::int32_t shared = 0;
 
@@ -138,6 +140,8 @@ public:
 
     // The sample of that number. Throws std::out_of_range unless the sample runs.
     Sample& running(std::int64_t number);
+    // Prefetch what appending to the samples and verifying their drafts reads of them.
+    void prefetch_samples(std::span<const std::int64_t> numbers) const;
 
     // Enter what was appended since the last call into the samples' own tables and their prompts'; and how many tokens
     // that are.
