@@ -134,6 +134,7 @@ class HistoryDrafter(DraftSource):
         return self.propose(self._samples_of(requests), whole)
 
     def computing(self) -> None:
+        super().computing()
         self._core.computing()
 
     def verified(self, drafts: Verified) -> Attribution:

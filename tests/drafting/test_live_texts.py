@@ -270,7 +270,6 @@ def test_samples_that_began_together_do_not_grow_together() -> None:
         for number, name in enumerate(names):
             texts.said[name] += [(step * 7 + i * number) % 911 for i in range(16)]
         texts.draft_for(names, [texts.said[name] for name in names])
-        texts.computing()
         sizes.append(texts.memory_bytes())
     added = [after - before for before, after in itertools.pairwise(sizes)]
     assert 0 < max(added[1:]) <= 4 * a_sample

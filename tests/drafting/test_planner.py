@@ -61,6 +61,7 @@ def test_rejections_make_drafts_shorter_and_a_new_policy_forgets_them() -> None:
     for _ in range(2 * REFIT_TOKENS // before):
         asked.cut(proposal, 1, CONTEXT, MANY)
         asked.learn(np.array([0]), np.array([before]), np.array([0]))
+        asked.computing()
     after = sum(lengths(asked.cut(proposal, 1, CONTEXT, MANY)))
     assert after < before
     for _ in range(12):
@@ -113,5 +114,6 @@ def test_what_was_not_believed_is_learnt() -> None:
             break
         verified = np.array([length for length in taken.lengths if length], dtype=np.int64)
         doubting.learn(np.flatnonzero(taken.lengths), verified, verified)
+        doubting.computing()
     else:
         pytest.fail("drafts that are always accepted were never verified")
