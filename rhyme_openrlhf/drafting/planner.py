@@ -125,6 +125,12 @@ class DraftPlanner(Planner):
         # Of the drafts of the last step: each token's cell, and each draft's length.
         self._cells = np.empty(0, dtype=np.int32)
         self._lengths: Ints = np.empty(0, dtype=np.int64)
+        # Of the step that was prepared: samples, tokens of context, and seconds with 0, 1, ... draft tokens.
+        self._prepared: tuple[int, int, NDArray[np.float64]] = 0, 0, np.empty(0)
+
+    def prepare(self, running: int, context: int, most: int) -> None:
+        """Predict the step that `cut` will be asked about; what it learns until then does not count."""
+        self._prepared = running, context, self.predictor.step_table(running, context, max(most, 0))
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
         """Return what of each draft to verify in a step of `running` samples, and why.
@@ -133,7 +139,11 @@ class DraftPlanner(Planner):
         that the engine can take in one step.
         """
         proposed = drafts.flat.size
-        seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
+        size = max(min(proposed, most), 0) + 1
+        *prepared, seconds = self._prepared
+        if prepared != [running, context] or seconds.size < size:
+            seconds = self.predictor.step_table(running, context, size - 1)
+        seconds = seconds[:size]
         tried = self._tries.tokens(running, seconds.size - 1)
         self._cells, acceptance = self._acceptance.estimate(drafts)
         self._lengths = drafts.lengths

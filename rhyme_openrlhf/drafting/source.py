@@ -100,6 +100,9 @@ class DraftSource:
     def proposed(self, requests: Sequence[str], drafts: Sequence[list[int]]) -> None:
         """Note what vLLM's worker proposes for the next decode step."""
 
+    def prepare(self, requests: Sequence[str], context: int, most: int) -> None:
+        """Do what needs no tokens of `draft` with the same arguments, while the tokens are waited for."""
+
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
         """Return the draft tokens to verify in the next decode step, for each request.
 

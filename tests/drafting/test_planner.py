@@ -77,6 +77,18 @@ def test_step_times_that_were_measured_move_the_next_decision() -> None:
     assert sum(lengths(asked.cut(drafts([4, 4]), 2, CONTEXT, MANY))) < 8
 
 
+def test_a_step_that_was_prepared_is_decided_alike() -> None:
+    plain, prepared = planner(1.0), planner(1.0)
+    for sizes, context, most in (([4, 4], CONTEXT, MANY), ([8], 2 * CONTEXT, 3), ([], CONTEXT, MANY)):
+        prepared.prepare(2, context, most)
+        assert prepared.cut(drafts(sizes), 2, context, most)[1] == plain.cut(drafts(sizes), 2, context, most)[1]
+    # Prepared for another step, or for fewer tokens.
+    prepared.prepare(2, CONTEXT, 1)
+    for running, context in ((1, CONTEXT), (2, 2 * CONTEXT), (2, CONTEXT)):
+        asked = drafts([4]), running, context, MANY
+        assert prepared.cut(*asked)[1] == plain.cut(*asked)[1]
+
+
 def test_the_log_sums_decisions_by_running_samples_and_begins_anew() -> None:
     log = DecisionLog()
     log.add(Decision(4, 100, 8, 5.0, 0.010), 0.012, 6)

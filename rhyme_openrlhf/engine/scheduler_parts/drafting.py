@@ -232,11 +232,14 @@ class Drafting(Part):
                 del request.spec_token_ids[max(has - request.num_computed_tokens - 1, 0) :]
 
     def look_ahead(self, room: Room) -> Ahead:
-        """Return what is known of a scheduled step before the tokens of the step before it are."""
+        """Prepare a scheduled step's drafts as far as that needs no tokens, while the step before it runs."""
         requests = self._scheduler.requests
         running = np.fromiter(map(requests.__contains__, room.requests), np.bool_, len(room.requests))
         names = room.requests if running.all() else list(itertools.compress(room.requests, running))
-        return Ahead(running, names, self._context_of(names))
+        context = self._context_of(names)
+        if names and self._timing.forced_drafts is None:
+            self.source.prepare(names, context, self._most_drafts())
+        return Ahead(running, names, context)
 
     def _context_of(self, names: Iterable[str]) -> int:
         """Return the tokens of these requests; 0 where no planner asks."""
