@@ -132,14 +132,16 @@ inline std::vector<Token> cut(std::span<const Token> tokens, Integers lengths, I
     return kept;
 }
 
-// Each draft token's cell in `table` [source, match class, recent class, confidence class], and its probability there. A
-// class begins at each edge, and one before the first. Of each draft: its source, the tokens matched before it, its
-// sample's recent acceptance rate in thousandths, and its length; of each token the confidence that it is right if those
-// before it are.
-inline std::tuple<std::vector<std::int32_t>, std::vector<float>> estimate(
-    Integers sources, Integers matches, Integers recents, Integers lengths, std::span<const float> confidences,
-    Integers match_edges, Integers recent_edges, std::span<const double> confidence_edges,
-    std::span<const float> table) {
+// Each draft token's cell in `table` [source, match class, recent class, confidence class], and its probability there.
+// A class begins at each edge, and one before the first. Of each draft: its source, the tokens matched before it, its
+// sample's recent acceptance rate in thousandths, and its length; of each token the confidence that it is right if
+// those before it are.
+inline std::tuple<std::vector<std::int32_t>, std::vector<float>> estimate(Integers sources, Integers matches,
+                                                                          Integers recents, Integers lengths,
+                                                                          std::span<const float> confidences,
+                                                                          Integers match_edges, Integers recent_edges,
+                                                                          std::span<const double> confidence_edges,
+                                                                          std::span<const float> table) {
     const std::size_t count = lengths.size();
     require_fit(sources.size() == count && matches.size() == count && recents.size() == count &&
                 total_of(lengths) == confidences.size());
@@ -157,10 +159,11 @@ inline std::tuple<std::vector<std::int32_t>, std::vector<float>> estimate(
     std::size_t token = 0;
     for (std::size_t draft = 0; draft < count; ++draft) {
         require_fit(0 <= sources[draft] && sources[draft] < most);
-        const std::int64_t first = sources[draft] * classes(match_edges) * rows + class_of(recent_edges, recents[draft]) * row;
+        const std::int64_t first =
+            sources[draft] * classes(match_edges) * rows + class_of(recent_edges, recents[draft]) * row;
         for (std::int64_t matched = matches[draft]; matched < matches[draft] + lengths[draft]; ++matched, ++token) {
-            const std::int64_t cell = first + class_of(match_edges, matched) * rows +
-                                      class_of(confidence_edges, double{confidences[token]});
+            const std::int64_t cell =
+                first + class_of(match_edges, matched) * rows + class_of(confidence_edges, double{confidences[token]});
             cells[token] = static_cast<std::int32_t>(cell);
             probabilities[token] = table[cell];
         }

@@ -1,4 +1,4 @@
-// A decode step: new tokens are entered into the tables, then each sample gets a draft.
+// A decode step: each sample gets a draft, and new tokens are entered into the tables, before it if they are few.
 //
 // A forward pass between two steps empties the caches, so memory takes most of a step: hundreds of samples, each with
 // dozens of places far from each other. Samples are therefore handled in groups and passes: each pass prefetches for
@@ -43,9 +43,10 @@ constexpr double SHARED_FIRST = 0.05, SHARED_STOP = 0.11;
 constexpr float SHARED_FAITH = 0.81f;
 // More than sums of probabilities are off by rounding.
 constexpr double ROUNDING = 1e-9;
-// A step that wrote more tokens than this enters them during its forward pass, when its drafts are made: of 512 samples
-// with 8 tokens each that is 0.25 ms in which nothing waits. The drafts then miss what the step itself wrote. In replays
-// of a real model that cost 0.5 to 0.8 % of the tokens a step; entering this many takes as much of a step of 10 ms.
+// Of a step that wrote more tokens than this, they are entered into the tables during the next forward pass, for which
+// nothing waits: 0.25 ms for 512 samples of 8 tokens each. Drafts then do not find what was just written. In replays of
+// a real model's texts that cost 0.5 to 0.8 % of the tokens a step. Entering this many takes as much of a step of 10
+// ms.
 constexpr std::size_t ENTERED_BEFORE = 1024;
 // Tokens that are entered into what all prompts share before a step's drafts (0.03 ms; as many as a few hundred samples
 // write in a step), during its forward pass (a tenth of a millisecond), and of each sample: no draft is longer by

@@ -94,8 +94,8 @@ public:
     // confidence (but not before its first token), beyond the window below the extend confidence. `whole`: drafts are
     // as long as there is room and any hope, because a planner cuts them.
     Drafts draft(std::span<const std::int64_t> samples, bool whole);
-    // Do what can wait until the step's forward pass: enter what its samples have written into what all prompts share,
-    // as far as the step itself has not, and give more memory to some of them.
+    // Do what can wait until the step's forward pass: enter what the samples have written into the tables and into what
+    // all prompts share, as far as the step itself has not, and give more memory to some of them. Each step needs it.
     void computing();
     // Record the verification of each sample's last draft: tokens verified (at least one), and how many of them were
     // accepted. Throws std::invalid_argument, and records nothing, for impossible numbers.

@@ -5,8 +5,8 @@
 // length. Where nothing matches, a table of votes names the token that usually followed the last one.
 //
 // Invariants: a new token costs the same however many tokens there are. A slot that other tokens took over loses a
-// match and never gives a wrong one, because every match is compared with the texts. A draft from a sibling ends where
-// the sibling's text ends.
+// match and never gives a wrong one, because every match is compared with the texts; so does a token that is not
+// entered yet. A draft from a sibling ends where the sibling's text ends.
 #pragma once
 
 #include <array>

@@ -102,7 +102,7 @@ class Planner:
         self._acceptance.refit()
 
     def learnt(self, tokens: int) -> None:
-        """Note that so many tokens of the last step's drafts were learnt from."""
+        """Note how many `tokens` of the last step's drafts were learnt from."""
         self._learnt += tokens
         # Of a beginning that was tried there are few tokens, and the next is some steps away.
         self._refits |= self._learnt >= REFIT_TOKENS or (tokens > 0 and self._tries.trying)

@@ -57,7 +57,7 @@ def grow(texts: Growing, name: str, part: list[int]) -> tuple[list[int], int]:
 
 
 def crowd(texts: Growing, name: str) -> None:
-    """Have this sample, of another prompt, write so much that the step enters its tokens after its drafts."""
+    """Have this sample, of another prompt, write enough that the step enters its tokens after its drafts."""
     texts.said[name] += [0] * (ENTERED_BEFORE + 1)
     texts.tell([name], [texts.said[name]])
 

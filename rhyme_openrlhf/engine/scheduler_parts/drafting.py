@@ -76,7 +76,7 @@ D = TypeVar("D")
 
 
 class Ahead(NamedTuple):
-    """Of a scheduled step's requests with room: which of them still run, the names of those, and all their tokens."""
+    """Requests of a scheduled step with room for drafts: which of them still run, their names, and all their tokens."""
 
     running: NDArray[np.bool_]
     names: list[str]
