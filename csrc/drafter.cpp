@@ -45,8 +45,8 @@ constexpr float SHARED_FAITH = 0.81f;
 constexpr double ROUNDING = 1e-9;
 // Of a step that wrote more tokens than this, they are entered into the tables during the next forward pass, for which
 // nothing waits: 0.25 ms for 512 samples of 8 tokens each. Drafts then do not find what was just written. In replays of
-// large steps that changes the tokens a step by 1 % at most, either way; if small steps did so, a real model's texts would
-// lose 0.5 to 0.8 %. Entering this many takes 0.06 ms.
+// large steps that changes the tokens a step by 1 % at most, either way. If small steps did so, a real model's texts
+// would lose 0.5 to 0.8 %. Entering this many takes 0.06 ms.
 constexpr std::size_t ENTERED_BEFORE = 1024;
 // Tokens that are entered into what all prompts share before a step's drafts (0.03 ms; as many as a few hundred samples
 // write in a step), during its forward pass (a tenth of a millisecond), and of each sample: no draft is longer by
