@@ -182,6 +182,7 @@ class Run:
         self.late = arm.endswith(LATE)
         arm = arm.removesuffix(LATE)
         self.scheduler = scheduler_of(arm, running, asynchronous=self.late)
+        self.longest = self.scheduler.num_spec_tokens
         self.drafting = arm in ("rules", "planned")
         # The step under way, and what it will have sampled.
         self.under_way: tuple[Any, Any] | None = None
@@ -225,10 +226,15 @@ class Run:
     def output(self, scheduled: Any) -> Any:
         """Return the output that the model runner would return."""
         from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.worker.gpu.model_runner import sort_batch_req_ids
 
         from rhyme_openrlhf.engine.patches.second_runner import drafts_of
 
         names = list(scheduled.num_scheduled_tokens)
+        if self.late:
+            # As the second model runner orders a step's requests.
+            rooms = scheduled.scheduled_spec_decode_tokens
+            names = sort_batch_req_ids(scheduled.num_scheduled_tokens, rooms, 1 + self.longest)
         drafts = dict(zip(scheduled.scheduled_spec_decode_tokens, drafts_of(scheduled).tokens(), strict=True))
         sampled = []
         for name in names:

@@ -144,7 +144,7 @@ PYBIND11_MODULE(_drafting, module) {
     module.def("split", &split);
     module.def("choose", &choose);
     module.def("cut", &cut);
-    module.def("find_cells", &find_cells);
+    module.def("estimate", &estimate);
     module.def("learn", &learn);
     module.def(
         "make_isotonic",

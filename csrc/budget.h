@@ -132,53 +132,61 @@ inline std::vector<Token> cut(std::span<const Token> tokens, Integers lengths, I
     return kept;
 }
 
-// Each draft token's cell in a flat table [source, match class, recent class, confidence class]. A class begins at each
-// edge, and one before the first. Of each draft: its source, the tokens matched before it, its sample's recent
-// acceptance rate in thousandths, and its length; of each token the confidence that it is right if those before it are.
-inline std::vector<std::int32_t> find_cells(Integers sources, Integers matches, Integers recents, Integers lengths,
-                                            std::span<const float> confidences, std::span<const double> match_edges,
-                                            std::span<const double> recent_edges,
-                                            std::span<const double> confidence_edges, std::int64_t table_size) {
+// Each draft token's cell in `table` [source, match class, recent class, confidence class], and its probability there.
+// A class begins at each edge, and one before the first. Of each draft: its source, the tokens matched before it, its
+// sample's recent acceptance rate in thousandths, and its length; of each token the confidence that it is right if
+// those before it are.
+inline std::tuple<std::vector<std::int32_t>, std::vector<float>> estimate(Integers sources, Integers matches,
+                                                                          Integers recents, Integers lengths,
+                                                                          std::span<const float> confidences,
+                                                                          Integers match_edges, Integers recent_edges,
+                                                                          std::span<const double> confidence_edges,
+                                                                          std::span<const float> table) {
     const std::size_t count = lengths.size();
     require_fit(sources.size() == count && matches.size() == count && recents.size() == count &&
                 total_of(lengths) == confidences.size());
-    const auto classes = [](std::span<const double> edges) { return static_cast<std::int64_t>(edges.size()) + 1; };
-    const auto class_of = [](std::span<const double> edges, double value) {
-        return std::find_if(edges.begin(), edges.end(), [value](double edge) { return value < edge; }) - edges.begin();
+    // Without a branch, because edges are few and branches would be unpredictable.
+    const auto class_of = [](auto edges, auto value) {
+        std::int64_t found = 0;
+        for (const auto edge : edges) found += value >= edge;
+        return found;
     };
-    const std::int64_t most = table_size / (classes(match_edges) * classes(recent_edges) * classes(confidence_edges));
-    std::vector<std::int32_t> cells;
-    cells.reserve(confidences.size());
+    const auto classes = [](auto edges) { return static_cast<std::int64_t>(edges.size()) + 1; };
+    const std::int64_t row = classes(confidence_edges), rows = classes(recent_edges) * row,
+                       most = static_cast<std::int64_t>(table.size()) / (classes(match_edges) * rows);
+    std::vector<std::int32_t> cells(confidences.size());
+    std::vector<float> probabilities(confidences.size());
+    std::size_t token = 0;
     for (std::size_t draft = 0; draft < count; ++draft) {
         require_fit(0 <= sources[draft] && sources[draft] < most);
-        const std::int64_t recent = class_of(recent_edges, static_cast<double>(recents[draft]));
-        for (std::int64_t place = 0; place < lengths[draft]; ++place) {
-            const std::int64_t match = class_of(match_edges, static_cast<double>(matches[draft] + place));
-            const std::int64_t confidence = class_of(confidence_edges, double{confidences[cells.size()]});
-            const std::int64_t row = (sources[draft] * classes(match_edges) + match) * classes(recent_edges) + recent;
-            cells.push_back(static_cast<std::int32_t>(row * classes(confidence_edges) + confidence));
+        const std::int64_t first =
+            sources[draft] * classes(match_edges) * rows + class_of(recent_edges, recents[draft]) * row;
+        for (std::int64_t matched = matches[draft]; matched < matches[draft] + lengths[draft]; ++matched, ++token) {
+            const std::int64_t cell =
+                first + class_of(match_edges, matched) * rows + class_of(confidence_edges, double{confidences[token]});
+            cells[token] = static_cast<std::int32_t>(cell);
+            probabilities[token] = table[cell];
         }
     }
-    return cells;
+    return {std::move(cells), std::move(probabilities)};
 }
 
 // Count in `offered` and `accepted`, by the tokens' cells, what became of drafts; return the number of verified tokens.
-// Of each draft: its number (-1: nothing is learnt), and the tokens verified and accepted. `begins`: where each draft's
-// tokens begin in `cells`, and where the last draft's end. Tokens verified behind a draft's end count nowhere.
+// `lengths`: of the drafts whose tokens the cells are. Of each verified draft: its number among those (-1: nothing is
+// learnt), and the tokens verified and accepted. Tokens verified behind a draft's end count nowhere.
 inline std::int64_t learn(std::span<double> offered, std::span<double> accepted, std::span<const std::int32_t> cells,
-                          Integers begins, Integers numbers, Integers verified, Integers hits) {
+                          Integers lengths, Integers numbers, Integers verified, Integers hits) {
     require_fit(offered.size() == accepted.size() && numbers.size() == verified.size() &&
-                numbers.size() == hits.size() && !begins.empty() && begins.front() >= 0 &&
-                std::is_sorted(begins.begin(), begins.end()) &&
-                static_cast<std::size_t>(begins.back()) <= cells.size());
+                numbers.size() == hits.size() && total_of(lengths) == cells.size());
+    std::vector<std::int64_t> begins(lengths.size());
+    std::exclusive_scan(lengths.begin(), lengths.end(), begins.begin(), std::int64_t{0});
     std::int64_t learnt = 0;
     for (std::size_t draft = 0; draft < numbers.size(); ++draft) {
         const std::int64_t number = numbers[draft];
-        if (number < 0 || number + 1 >= static_cast<std::int64_t>(begins.size())) continue;
-        const std::int64_t begin = begins[number];
-        const std::int64_t seen = std::min(verified[draft], begins[number + 1] - begin);
+        if (number < 0 || number >= static_cast<std::int64_t>(lengths.size())) continue;
+        const std::int64_t seen = std::min(verified[draft], lengths[number]);
         for (std::int64_t place = 0; place < std::min(seen, hits[draft] + 1); ++place) {
-            const auto cell = static_cast<std::size_t>(cells[begin + place]);
+            const auto cell = static_cast<std::size_t>(cells[begins[number] + place]);
             require_fit(cell < offered.size());
             offered[cell] += 1.0;
             accepted[cell] += place < hits[draft] ? 1.0 : 0.0;

@@ -1,4 +1,4 @@
-// A decode step: new tokens are entered into the tables, then each sample gets a draft.
+// A decode step: each sample gets a draft, and new tokens are entered into the tables, before it if they are few.
 //
 // A forward pass between two steps empties the caches, so memory takes most of a step: hundreds of samples, each with
 // dozens of places far from each other. Samples are therefore handled in groups and passes: each pass prefetches for
@@ -26,7 +26,7 @@ constexpr double TEXT_STOP = 0.08;
 // A draft that is right as a whole with a smaller probability is not worth proposing.
 constexpr double NO_HOPE = 0.02;
 // Samples of a group: enough that prefetching takes no longer than working, and few enough that the prefetched lines
-// (about 30 and 20 of 64 bytes for each sample) stay in a core's first cache.
+// (about 20 of 64 bytes for each sample) stay in a core's first cache.
 constexpr std::size_t ENTERED_TOGETHER = 16, DRAFTED_TOGETHER = 32;
 // Drafts that a sample's recent acceptance rate averages over, roughly.
 constexpr std::int32_t RECENT_SHARE = 4;
@@ -43,6 +43,11 @@ constexpr double SHARED_FIRST = 0.05, SHARED_STOP = 0.11;
 constexpr float SHARED_FAITH = 0.81f;
 // More than sums of probabilities are off by rounding.
 constexpr double ROUNDING = 1e-9;
+// Of a step that wrote more tokens than this, they are entered into the tables during the next forward pass, for which
+// nothing waits: 0.25 ms for 512 samples of 8 tokens each. Drafts then do not find what was just written. In replays of
+// large steps that changes the tokens a step by 1 % at most, either way. If small steps did so, a real model's texts
+// would lose 0.5 to 0.8 %. Entering this many takes 0.06 ms.
+constexpr std::size_t ENTERED_BEFORE = 1024;
 // Tokens that are entered into what all prompts share before a step's drafts (0.03 ms; as many as a few hundred samples
 // write in a step), during its forward pass (a tenth of a millisecond), and of each sample: no draft is longer by
 // default.
@@ -131,8 +136,8 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
         enter_shared(samples, SHARED_BEFORE);
         best_shared_ = double{shared_.best()};
     }
+    if (texts_.appended() <= ENTERED_BEFORE) texts_.enter();
     const std::span<const BatchItem> batch = batch_;
-    in_groups(batch, ENTERED_TOGETHER, [this](auto group) { enter(group); });
     in_groups(batch, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
 
     // The drafts without gaps.
@@ -163,26 +168,15 @@ void Drafter::order(std::span<const std::int64_t> samples) {
     std::stable_sort(batch_.begin(), batch_.end(), by_prompt);
 }
 
-// Enter into the tables what the samples have written since their last drafts.
-void Drafter::enter(std::span<const BatchItem> group) {
-    Hashes hashes;
-    for (const BatchItem& item : group) {
-        const Sample& sample = texts_.samples[item.row];
-        prefetch(sample.text, sample.count);
-        prefetch(sample.text, sample.own.at);
-    }
-    for (const BatchItem& item : group) texts_.prefetch_slots(texts_.samples[item.row], hashes);
-    for (const BatchItem& item : group) texts_.enter(texts_.samples[item.row], hashes);
-}
-
 void Drafter::draft_group(std::span<const BatchItem> group) {
     for (int pass = 0; pass < 3; ++pass) {
         for (const BatchItem& item : group) {
-            const Sample& sample = texts_.samples[item.row];
-            sample.cursor.prefetch_pass(pass, texts_.prompts[item.prompt].index, sample.count, rules_.text.longest);
+            Sample& sample = texts_.samples[item.row];
+            sample.cursor.prefetch_pass(pass, texts_.prompts[item.prompt].index, sample.written, rules_.text.longest);
+            if (pass == 0) prefetch(sample.text, sample.written - 1);
             if (pass == 0) prefetch(sample.text, sample.own.at);
-            if (pass == 0 && rules_.text.siblings) texts_.prefetch_buckets(sample);
-            if (pass == 1 && rules_.text.siblings) texts_.prefetch_siblings(sample);
+            if (pass == 1) texts_.hash_end(sample);
+            if (pass == 2 && rules_.text.siblings) texts_.prefetch_siblings(sample);
         }
     }
     std::array<OneDraft, DRAFTED_TOGETHER> drafts;
@@ -229,6 +223,7 @@ Drafter::OneDraft Drafter::draft_one(Sample& sample, Place room, Place window, s
         best = sum;
         draft = {source, count, matched};
     };
+    texts_.follow_own(sample);
     if (text.siblings) {
         if (const Place matched = texts_.follow_sibling(sample); matched)
             consider(Source::SIBLINGS, matched, std::min(most, texts_.behind_sibling(sample)));
@@ -239,7 +234,7 @@ Drafter::OneDraft Drafter::draft_one(Sample& sample, Place room, Place window, s
         const OneDraft history = draft_history(sample, window, out.first(most), probabilities);
         if (history.size && expected(history, probabilities) >= best) return history;
     }
-    if (draft.source == Source::NONE && text.siblings && sample.count) {
+    if (draft.source == Source::NONE && text.siblings && sample.written) {
         consider(Source::SIBLINGS, 0, std::min(most, LIKELY_TOKENS));
         const Place size = std::exchange(draft.size, 0);
         Token token = texts_.likely_next(prompt, sample.known().back());
@@ -372,6 +367,7 @@ void Drafter::rest_or_try() {
 }
 
 void Drafter::computing() {
+    texts_.enter();
     if (sharing_) enter_shared(last_, SHARED_MEANWHILE);
     texts_.grow_some(last_);
 }
@@ -412,6 +408,7 @@ void Drafter::finish(std::int64_t sample) {
 Attribution Drafter::verified(std::span<const std::int64_t> samples, std::span<const std::int64_t> verified,
                               std::span<const std::int64_t> accepted) {
     require(samples.size() == verified.size() && samples.size() == accepted.size(), "need two counts for each sample");
+    texts_.prefetch_samples(samples);
     for (std::size_t draft = 0; draft < samples.size(); ++draft) {
         if (samples[draft] != NO_SAMPLE) texts_.running(samples[draft]);
         require(verified[draft] >= 1 && accepted[draft] >= 0 && accepted[draft] <= verified[draft] &&

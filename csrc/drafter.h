@@ -94,8 +94,8 @@ public:
     // confidence (but not before its first token), beyond the window below the extend confidence. `whole`: drafts are
     // as long as there is room and any hope, because a planner cuts them.
     Drafts draft(std::span<const std::int64_t> samples, bool whole);
-    // Do what can wait until the step's forward pass: enter what its samples have written into what all prompts share,
-    // as far as the step itself has not, and give more memory to some of them.
+    // Do what can wait until the step's forward pass: enter what the samples have written into the tables and into what
+    // all prompts share, as far as the step itself has not, and give more memory to some of them. Each step needs it.
     void computing();
     // Record the verification of each sample's last draft: tokens verified (at least one), and how many of them were
     // accepted. Throws std::invalid_argument, and records nothing, for impossible numbers.
@@ -142,14 +142,13 @@ private:
     };
 
     void order(std::span<const std::int64_t> samples);
-    void enter(std::span<const BatchItem> group);
     void draft_group(std::span<const BatchItem> group);
     OneDraft draft_one(Sample& sample, Place room, Place window, std::span<Token> out, std::span<float> probabilities);
     OneDraft draft_history(Sample& sample, Place window, std::span<Token> out, std::span<float> probabilities);
     double expected(const OneDraft& draft, std::span<const float> probabilities) const;
     // The most tokens of the sample's next draft; none at the end of its text.
     Place room_of(const Sample& sample) const {
-        return std::min<Place>(rules_.window_max, sample.limit - sample.count - 1);
+        return std::min<Place>(rules_.window_max, sample.limit - sample.written - 1);
     }
     // The place of a sample's draft among those of the step.
     template <typename Value>

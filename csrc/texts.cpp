@@ -24,6 +24,10 @@ constexpr Place SLOTS_PER_TOKEN = 2;
 constexpr std::size_t GROWN_A_STEP = 4;
 constexpr Place ENTERED_AGAIN = 2048;
 
+// Samples whose tokens are entered together: enough that prefetching takes no longer than working, and few enough that
+// the prefetched lines (about 30 of 64 bytes for each) stay in a core's first cache.
+constexpr std::size_t ENTERED_TOGETHER = 16;
+
 // The length up to which a new match is measured. Longer matches are all certain enough.
 constexpr Place LONGEST_MEASURED = 32;
 // An entry of an own table: the number of tokens up to the entry's end (of texts beyond 4M tokens its low bits), and
@@ -80,23 +84,30 @@ Place equal_before(std::span<const Token> text, Place end, std::span<const Token
     return equal;
 }
 
-// Follow or find the match of the first `end` tokens in the own text before, and enter `end` into the own table.
-// `hash`: of the last `shortest` of those tokens, if there are as many.
-void enter_own(std::span<const Token> text, Array<std::int32_t>& table, Place end, Place shortest, std::uint64_t hash,
-               TextMatch& match) {
-    if (match.length && text[match.at] == text[end - 1])
-        match = {match.at + 1, match.length + 1};
-    else
-        match.length = 0;
-    if (end < shortest) return;
-    std::int32_t& slot = table[slot_of(hash, table)];
-    const auto mark = static_cast<std::int32_t>(hash >> (64 - OWN_MARK_BITS)) << OWN_MARK_SHIFT;
-    const std::int32_t earlier = slot - mark;
-    if (!match.length && 0 < earlier && earlier <= OWN_POSITIONS) {
-        const Place equal = equal_before(text, earlier, text, end);
-        if (equal >= shortest) match = {earlier, static_cast<std::int32_t>(equal)};
-    }
-    slot = mark + (static_cast<std::int32_t>(end) & OWN_POSITIONS);
+// The entry of an own table that tokens with this hash end at `end`.
+std::int32_t own_mark(std::uint64_t hash) {
+    return static_cast<std::int32_t>(hash >> (64 - OWN_MARK_BITS)) << OWN_MARK_SHIFT;
+}
+
+void enter_own(Array<std::int32_t>& table, Place end, std::uint64_t hash) {
+    table[slot_of(hash, table)] = own_mark(hash) + (static_cast<std::int32_t>(end) & OWN_POSITIONS);
+}
+
+// The match of the tokens before `end`, with one token more.
+TextMatch follow(std::span<const Token> text, TextMatch match, Place end) {
+    if (match.length && text[match.at] == text[end - 1]) return {match.at + 1, match.length + 1};
+    return {};
+}
+
+// The match that the own table knows for the first `end` tokens, which it does not have yet. `hash`: of the last
+// `shortest` of them.
+TextMatch find_own(std::span<const Token> text, const Array<std::int32_t>& table, Place end, Place shortest,
+                   std::uint64_t hash) {
+    const std::int32_t earlier = table[slot_of(hash, table)] - own_mark(hash);
+    if (earlier <= 0 || earlier > OWN_POSITIONS) return {};
+    const Place equal = equal_before(text, earlier, text, end);
+    if (equal < shortest) return {};
+    return {earlier, static_cast<std::int32_t>(equal)};
 }
 
 // Enter into a bucket that the sample's tokens with this hash end at `end`: first, in place of the sample's last entry.
@@ -178,9 +189,10 @@ std::int32_t Texts::start(const std::string& key, Place prompt_tokens, Place mos
 void Texts::append(std::span<const std::int64_t> numbers, std::span<const std::int64_t> counts,
                    std::span<const Token> tokens) {
     require(numbers.size() == counts.size(), "need a count for each sample");
+    prefetch_samples(numbers);
     std::size_t total = 0;
     for (std::size_t at = 0; at < numbers.size(); ++at) {
-        if (numbers[at] != NO_SAMPLE) running(numbers[at]);
+        if (numbers[at] != NO_SAMPLE) prefetch(running(numbers[at]).text, samples[numbers[at]].written);
         require(counts[at] >= 0 && counts[at] <= static_cast<std::int64_t>(tokens.size()), "impossible count");
         total += static_cast<std::size_t>(counts[at]);
     }
@@ -194,6 +206,8 @@ void Texts::append(std::span<const std::int64_t> numbers, std::span<const std::i
         require(written <= std::numeric_limits<std::int32_t>::max(), "a text is too long");
         if (written > static_cast<Place>(sample.text.size())) grow(sample, written);
         std::copy(added.begin(), added.end(), sample.text.begin() + sample.written);
+        if (sample.entered == sample.written) appended_.push_back(sample.row);
+        appended_tokens_ += added.size();
         sample.written = static_cast<std::int32_t>(written);
     }
 }
@@ -209,6 +223,10 @@ void Texts::finish(std::int64_t number) {
         sample = Sample();
     }
     drop_if_unused(prompt);
+}
+
+void Texts::prefetch_samples(std::span<const std::int64_t> numbers) const {
+    for (const std::int64_t number : numbers) prefetch(samples, number);
 }
 
 Sample& Texts::running(std::int64_t number) {
@@ -283,11 +301,8 @@ void Texts::grow(Sample& sample, Place needed) {
         if (needed > tabled && tabled < most) {
             tabled = room_for(needed, FIRST_TABLED, most);
             auto table = make_array<std::int32_t>(slabs_, tabled * SLOTS_PER_TOKEN);
-            TextMatch match;
-            for (Place end = 1; end <= sample.count; ++end) {
-                const auto hash = end >= rules.shortest ? hash_before(sample.known(), end, rules.shortest) : 0;
-                enter_own(sample.known(), table, end, rules.shortest, hash, match);
-            }
+            for (Place end = rules.shortest; end <= sample.entered; ++end)
+                enter_own(table, end, hash_before(sample.known(), end, rules.shortest));
             sample.own_table = std::move(table);
         }
     }
@@ -304,53 +319,68 @@ void Texts::grow_some(std::span<const std::int64_t> numbers) {
     Prompt* full = nullptr;
     for (const std::int64_t number : std::span(chosen).first(std::min(crowded, GROWN_A_STEP))) {
         Sample& sample = samples[number];
-        if (sample.count > sample.enough && (!entered || entered + sample.count <= ENTERED_AGAIN)) {
-            grow(sample, sample.count + 1);
-            entered += sample.count;
+        if (sample.entered > sample.enough && (!entered || entered + sample.entered <= ENTERED_AGAIN)) {
+            grow(sample, sample.entered + 1);
+            entered += sample.entered;
         }
         if (rules.siblings && is_crowded(prompts[sample.prompt])) full = &prompts[sample.prompt];
     }
     if (full != nullptr) add_table(*full);
 }
 
+void Texts::enter() {
+    for (std::span<const std::int32_t> rows = appended_; !rows.empty();) {
+        const auto group = rows.first(std::min(ENTERED_TOGETHER, rows.size()));
+        Hashes hashes;
+        for (const std::int32_t row : group) prefetch(samples[row].text, samples[row].entered);
+        for (const std::int32_t row : group) prefetch_slots(samples[row], hashes);
+        for (const std::int32_t row : group) enter(samples[row], hashes);
+        rows = rows.subspan(group.size());
+    }
+    appended_.clear();
+    appended_tokens_ = 0;
+}
+
 void Texts::prefetch_slots(const Sample& sample, Hashes& hashes) const {
     const Prompt& prompt = prompts[sample.prompt];
-    const auto text = std::span(sample.text).first(sample.written);
-    for (Place end = sample.count + 1; end <= sample.written && hashes.kept < hashes.values.size(); ++end) {
+    for (Place end = sample.entered + 1; end <= sample.written && hashes.kept < hashes.values.size(); ++end) {
         if (end >= rules.shortest) {
-            const std::uint64_t hash = hash_before(text, end, rules.shortest);
+            const std::uint64_t hash = hash_before(sample.known(), end, rules.shortest);
             hashes.values[hashes.kept++] = hash;
             if (rules.own_output) prefetch(sample.own_table, slot_of(hash, sample.own_table));
             if (rules.siblings) prefetch(prompt.tables[0], slot_of(hash, prompt.tables[0]));
         }
-        if (rules.siblings) prefetch(prompt.votes, vote_slot(text[end - 1]));
+        if (rules.siblings) prefetch(prompt.votes, vote_slot(sample.text[end - 1]));
     }
 }
 
 void Texts::enter(Sample& sample, Hashes& hashes) {
     Prompt& prompt = prompts[sample.prompt];
-    const auto text = std::span<const Token>(sample.text).first(sample.written);
+    const auto text = sample.known();
     // Siblings share the prompt, so only its last token is entered into their table. Each of them votes for its pairs.
-    const Place first = std::max(sample.count + 1, sample.prompt_tokens);
+    const Place first = std::max(sample.entered + 1, sample.prompt_tokens);
     // Copies, because the compiler cannot know that writing to the tables leaves these as they are.
     const auto [longest, shortest, siblings, own_output] = rules;
     const Place written = sample.written;
     TextMatch own = sample.own;
-    std::uint64_t hash = sample.hash;
-    for (Place end = sample.count + 1; end <= written; ++end) {
-        if (end >= shortest)
-            hash = hashes.used < hashes.kept ? hashes.values[hashes.used++] : hash_before(text, end, shortest);
-        if (own_output) enter_own(text, sample.own_table, end, shortest, hash, own);
-        if (siblings && end >= first && end >= shortest) {
-            enter_sibling(prompt.tables[0][slot_of(hash, prompt.tables[0])], sample.row, end, hash);
-            ++prompt.entered;
+    for (Place end = sample.entered + 1; end <= written; ++end) {
+        const bool follows = own_output && end > sample.own_followed;
+        if (follows) own = follow(text, own, end);
+        if (end >= shortest) {
+            const std::uint64_t hash =
+                hashes.used < hashes.kept ? hashes.values[hashes.used++] : hash_before(text, end, shortest);
+            if (follows && !own.length) own = find_own(text, sample.own_table, end, shortest, hash);
+            if (own_output) enter_own(sample.own_table, end, hash);
+            if (siblings && end >= first) {
+                enter_sibling(prompt.tables[0][slot_of(hash, prompt.tables[0])], sample.row, end, hash);
+                ++prompt.entered;
+            }
         }
         if (siblings && end > 1) vote(prompt.votes[vote_slot(text[end - 2])], text[end - 2], text[end - 1]);
     }
     sample.own = own;
-    sample.hash = hash;
-    sample.count = sample.written;
-    sample.crowded = sample.count > sample.enough || (rules.siblings && is_crowded(prompt));
+    sample.own_followed = sample.entered = sample.written;
+    sample.crowded = sample.entered > sample.enough || (rules.siblings && is_crowded(prompt));
 }
 
 // Call `visit(row, position)` for each entry of another sample that has the sample's hash.
@@ -366,34 +396,47 @@ void Texts::visit_candidates(const Sample& sample, Visit visit) const {
     }
 }
 
-void Texts::prefetch_buckets(const Sample& sample) const {
+void Texts::hash_end(Sample& sample) const {
+    if (sample.written < rules.shortest) return;
+    sample.hash = hash_before(sample.known(), sample.written, rules.shortest);
+    if (rules.own_output) prefetch(sample.own_table, slot_of(sample.hash, sample.own_table));
+    if (!rules.siblings) return;
     for (const Array<Bucket>& table : prompts[sample.prompt].tables)
         if (!table.empty()) prefetch(table, slot_of(sample.hash, table));
 }
 
 void Texts::prefetch_siblings(const Sample& sample) const {
     if (sample.sibling_match.length) prefetch(samples[sample.sibling].text, sample.sibling_match.at);
-    if (sample.sibling_match.length < rules.longest && sample.count >= rules.shortest)
+    if (sample.sibling_match.length < rules.longest && sample.written >= rules.shortest)
         visit_candidates(sample, [&](Place row, Place end) { prefetch(samples[row].text, end - 1); });
+}
+
+void Texts::follow_own(Sample& sample) const {
+    if (!rules.own_output || sample.entered == sample.written) return;
+    const auto text = sample.known();
+    for (Place end = sample.own_followed + 1; end <= sample.written; ++end) sample.own = follow(text, sample.own, end);
+    if (!sample.own.length && sample.written >= rules.shortest)
+        sample.own = find_own(text, sample.own_table, sample.written, rules.shortest, sample.hash);
+    sample.own_followed = sample.written;
 }
 
 Place Texts::follow_sibling(Sample& sample) const {
     const auto text = sample.known();
-    const Place count = sample.count;
+    const Place written = sample.written;
     Place length = sample.sibling_match.length, at = sample.sibling_match.at;
     bool goes_on = false;
     if (length) {
         const auto theirs = samples[sample.sibling].known();
         const Place size = static_cast<Place>(theirs.size());
-        for (Place place = sample.followed; length && place < count; ++place, ++at)
+        for (Place place = sample.sibling_followed; length && place < written; ++place, ++at)
             length = at < size && theirs[at] == text[place] ? length + 1 : 0;
         goes_on = length && at < size;
     }
-    if ((length < rules.longest || !goes_on) && count >= rules.shortest) {
+    if ((length < rules.longest || !goes_on) && written >= rules.shortest) {
         visit_candidates(sample, [&](Place row, Place end) {
             const auto theirs = samples[row].known();
             if (end >= static_cast<Place>(theirs.size())) return;
-            const Place equal = equal_before(theirs, end, text, count);
+            const Place equal = equal_before(theirs, end, text, written);
             if (equal < rules.shortest || (goes_on && equal <= length)) return;
             sample.sibling = static_cast<std::int32_t>(row);
             at = end;
@@ -402,12 +445,12 @@ Place Texts::follow_sibling(Sample& sample) const {
         });
     }
     sample.sibling_match = {static_cast<std::int32_t>(at), static_cast<std::int32_t>(length)};
-    sample.followed = sample.count;
+    sample.sibling_followed = sample.written;
     return goes_on ? length : 0;
 }
 
 Place Texts::behind_sibling(const Sample& sample) const {
-    return samples[sample.sibling].count - sample.sibling_match.at;
+    return samples[sample.sibling].written - sample.sibling_match.at;
 }
 
 void Texts::copy_sibling(const Sample& sample, std::span<Token> out) const {

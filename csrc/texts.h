@@ -5,8 +5,8 @@
 // length. Where nothing matches, a table of votes names the token that usually followed the last one.
 //
 // Invariants: a new token costs the same however many tokens there are. A slot that other tokens took over loses a
-// match and never gives a wrong one, because every match is compared with the texts. A draft from a sibling ends where
-// the sibling's text ends.
+// match and never gives a wrong one, because every match is compared with the texts; so does a token that is not
+// entered yet. A draft from a sibling ends where the sibling's text ends.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@
 namespace drafting {
 
 // Where a draft came from; rhyme_openrlhf/drafting/drafter.py has the same numbers.
-enum class Source : std::int64_t { NONE, HISTORY, SIBLINGS, OWN, SHARED };
+enum class Source : std::int32_t { NONE, HISTORY, SIBLINGS, OWN, SHARED };
 inline constexpr std::size_t SOURCES = 5;
 // A sample's number if the sample never drafts.
 inline constexpr std::int64_t NO_SAMPLE = -1;
@@ -43,20 +43,32 @@ struct TextMatch {
     std::int32_t length = 0;
 };
 
-// One sample, running or finished.
-struct Sample {
-    // Its first `written` tokens are the sample's text; the tables know the first `count` of them.
+// One sample, running or finished. What verifying and appending read is on its first cache line.
+struct alignas(64) Sample {
+    // Its first `written` tokens are the sample's text; the tables know the first `entered` of them.
     Array<Token> text;
     std::int32_t written = 0;
-    std::int32_t count = 0;
+    std::int32_t entered = 0;
+    // Tokens that the next draft may have for sure, and the recent acceptance rate in thousandths.
+    std::int32_t window = 0;
+    std::int32_t recent = 0;
+    // The source of the last draft, the tokens matched before it, and the draft's number in its step.
+    Source source = Source::NONE;
+    std::int32_t matched = 0;
+    std::int32_t number = 0;
+    bool running = false;
+    // At the last step text or table wanted more memory.
+    bool crowded = false;
+
     // Where `shortest` tokens ended before in the sample's own text, by their hash.
     Array<std::int32_t> own_table;
     TextMatch own;
-    // The row of the sibling that matches, the match in the sibling's text, and how many own tokens it takes in.
+    // The row of the sibling that matches, and the match in the sibling's text.
     std::int32_t sibling = 0;
     TextMatch sibling_match;
-    std::int32_t followed = 0;
-    // Hash of the last `shortest` tokens of the `count`.
+    // How many own tokens the two matches take in.
+    std::int32_t own_followed = 0, sibling_followed = 0;
+    // Hash of the last `shortest` tokens, as of the last `hash_end`.
     std::uint64_t hash = 0;
     Cursor cursor;
 
@@ -65,21 +77,12 @@ struct Sample {
     std::int32_t prompt_tokens = 0;
     // The most tokens that the text can have.
     std::int64_t limit = 0;
-    // More memory is wanted beyond this many tokens; `crowded`: at the last step text or table wanted more.
+    // More memory is wanted beyond this many tokens.
     std::int64_t enough = 0;
-    bool crowded = false;
-    bool running = false;
-    // Tokens that the next draft may have for sure, and the recent acceptance rate in thousandths.
-    std::int32_t window = 0;
-    std::int32_t recent = 0;
-    // The source of the last draft, the tokens matched before it, and the draft's number in its step.
-    Source source = Source::NONE;
-    std::int32_t matched = 0;
-    std::int32_t number = 0;
     // The tokens that were entered into what all prompts share, or left out of it.
     std::int32_t shared = 0;
 
-    std::span<const Token> known() const { return std::span(text).first(count); }
+    std::span<const Token> known() const { return std::span(text).first(written); }
 };
 
 // A pair of tokens, and the votes for it.
@@ -137,17 +140,22 @@ public:
 
     // The sample of that number. Throws std::out_of_range unless the sample runs.
     Sample& running(std::int64_t number);
+    // Prefetch what appending to the samples and verifying their drafts reads of them.
+    void prefetch_samples(std::span<const std::int64_t> numbers) const;
 
-    // Hash the sample's new tokens, and prefetch their slots in the tables.
-    void prefetch_slots(const Sample& sample, Hashes& hashes) const;
-    // Enter the sample's new tokens into its own table and its prompt's.
-    void enter(Sample& sample, Hashes& hashes);
+    // Enter what was appended since the last call into the samples' own tables and their prompts'; and how many tokens
+    // that are.
+    void enter();
+    std::size_t appended() const { return appended_tokens_; }
     // Give more memory to some of the samples that are `crowded`, so that it never takes long.
     void grow_some(std::span<const std::int64_t> numbers);
 
-    // Prefetch what `follow_sibling` will read: first the buckets, then the siblings' texts.
-    void prefetch_buckets(const Sample& sample) const;
+    // Hash the sample's last tokens, and prefetch what the tables have of them.
+    void hash_end(Sample& sample) const;
+    // Prefetch the siblings' texts that `follow_sibling` will read.
     void prefetch_siblings(const Sample& sample) const;
+    // Follow the match in the sample's own text, or find one. Where all tokens are entered, entering has done it.
+    void follow_own(Sample& sample) const;
     // Follow the sibling that matched, or find one that matches more; return the length of the match, 0 if no token
     // follows. A match of `longest` tokens is followed without a search.
     Place follow_sibling(Sample& sample) const;
@@ -171,12 +179,17 @@ private:
     void begin_tables(Prompt& prompt);
     void add_table(Prompt& prompt);
     void grow(Sample& sample, Place needed);
+    void prefetch_slots(const Sample& sample, Hashes& hashes) const;
+    void enter(Sample& sample, Hashes& hashes);
     template <typename Visit>
     void visit_candidates(const Sample& sample, Visit visit) const;
 
     std::vector<std::int32_t> free_samples_;
     std::vector<std::int32_t> free_prompts_;
     std::unordered_map<std::string, std::int32_t> by_key_;
+    // Rows of samples with tokens that are not entered yet, and how many tokens these are.
+    std::vector<std::int32_t> appended_;
+    std::size_t appended_tokens_ = 0;
 };
 
 }  // namespace drafting

@@ -33,7 +33,7 @@ def choose(
 ) -> tuple[_Int64s, int, float]:
     """Return the draft lengths that yield most tokens a second, their sum, and how many will be accepted."""
 
-def find_cells(
+def estimate(
     sources: ArrayLike,
     matches: ArrayLike,
     recents: ArrayLike,
@@ -42,15 +42,15 @@ def find_cells(
     match_edges: ArrayLike,
     recent_edges: ArrayLike,
     confidence_edges: ArrayLike,
-    table_size: int,
-) -> _Int32s:
-    """Return each draft token's cell in a flat table of acceptance."""
+    table: ArrayLike,
+) -> tuple[_Int32s, _Floats]:
+    """Return each draft token's cell in a table of acceptance, and its probability there."""
 
 def learn(
     offered: NDArray[np.float64],
     accepted: NDArray[np.float64],
     cells: ArrayLike,
-    begins: ArrayLike,
+    lengths: ArrayLike,
     numbers: ArrayLike,
     verified: ArrayLike,
     hits: ArrayLike,

@@ -28,13 +28,13 @@ Doubles = NDArray[np.float64]
 
 # Lower edges of the classes after the first: few, so that each is seen often. A node of a draft index with one child
 # has 0.968 where it was seen once, 0.980 to 0.986 with two and three, more with more (csrc/search.cpp).
-CONFIDENCE_EDGES = (0.3, 0.5, 0.7, 0.88, 0.972, 0.99)
-MATCH_EDGES = (5, 8, 12, 16, 24)
+CONFIDENCE_EDGES = np.array((0.3, 0.5, 0.7, 0.88, 0.972, 0.99))
+MATCH_EDGES = np.array((5, 8, 12, 16, 24))
 # Of the sample's recent acceptance, in thousandths.
-RECENT_EDGES = (250, 500, 750, 950)
-CONFIDENCES = len(CONFIDENCE_EDGES) + 1
-MATCHES = len(MATCH_EDGES) + 1
-RECENTS = len(RECENT_EDGES) + 1
+RECENT_EDGES = np.array((250, 500, 750, 950))
+CONFIDENCES = CONFIDENCE_EDGES.size + 1
+MATCHES = MATCH_EDGES.size + 1
+RECENTS = RECENT_EDGES.size + 1
 # Acceptance by class of confidence before anything was seen: of an untrained drafter in the first epoch of recorded
 # runs (own text and siblings). History has far more later. So the first drafts are short and not wasted.
 PRIOR = (0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65)
@@ -95,19 +95,19 @@ class AcceptanceModel(Acceptance):
 
         The probability is given that the tokens before it are accepted.
         """
-        cells: Int32s = core.find_cells(
+        cells, probabilities = core.estimate(
             drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.confidences, MATCH_EDGES,
-            RECENT_EDGES, CONFIDENCE_EDGES, self.table.size,
+            RECENT_EDGES, CONFIDENCE_EDGES, self.table,
         )  # fmt: skip
-        return cells, self.table.ravel()[cells]
+        return cells, probabilities
 
-    def learn(self, cells: Int32s, begins: Ints, numbers: Ints, verified: Ints, accepted: Ints) -> int:
+    def learn(self, cells: Int32s, lengths: Ints, numbers: Ints, verified: Ints, accepted: Ints) -> int:
         """Count verified drafts: their `numbers`, -1 for one that teaches nothing; tokens verified and accepted.
 
-        `begins`: where each draft's tokens begin in `cells`, and where the last one's end. What was verified past a
-        draft's end (dummies) teaches nothing. Returns how many tokens were verified before it.
+        `lengths`: of the drafts whose tokens have these `cells`. What was verified past a draft's end (dummies) teaches
+        nothing. Returns how many tokens were verified before it.
         """
-        learnt: int = core.learn(self._offered, self._accepted, cells, begins, numbers, verified, accepted)
+        learnt: int = core.learn(self._offered, self._accepted, cells, lengths, numbers, verified, accepted)
         return learnt
 
     def refit(self) -> None:

@@ -68,10 +68,6 @@ class BothAcceptances:
 class CombinedPlanner(Planner):
     """The decisions of one engine on drafts of both kinds."""
 
-    def learnt(self, tokens: int) -> None:
-        """Note that `tokens` of the last step's drafts were learnt from."""
-        self._refit_after(tokens)
-
     def price(self, running: int, context: int, most: int) -> tuple[NDArray[np.float64], float]:
         """Return step seconds with 0 to `most` draft tokens, and the price of a draft token in tokens."""
         seconds = self.predictor.step_table(running, context, most)
@@ -147,9 +143,9 @@ class HistoryAndModel(DraftSource):
         self._rule = PassRule(timed)
         # Tokens that were learnt from since the last refit, without a planner.
         self._learnt = 0
-        # Of history's drafts of the last step: each token's cell, and where each draft begins among them.
+        # Of history's drafts of the last step: each token's cell, and each draft's length.
         self._cells = np.empty(0, np.int32)
-        self._begins: Int64s = np.zeros(1, np.int64)
+        self._lengths: Int64s = np.empty(0, np.int64)
         # Requests whose last draft is the model's; and their first token from history, with its draft's number there.
         self._of_model: set[str] = set()
         self._unused: dict[str, tuple[int, int]] = {}
@@ -222,6 +218,7 @@ class HistoryAndModel(DraftSource):
         self._model.leave_out()
 
     def computing(self) -> None:
+        super().computing()
         self._history.computing()
 
     def took(self, passes: bool, running: int, seconds: float) -> None:
@@ -259,7 +256,7 @@ class HistoryAndModel(DraftSource):
     def _of_history(self, drafts: Drafts) -> tuple[Floats, NDArray[np.int32], Int64s]:
         """Return acceptance and tokens of history's drafts, a row for each sample, and the drafts' lengths."""
         self._cells, flat = self._acceptance.history.estimate(drafts)
-        self._begins = np.concatenate(([0], np.cumsum(drafts.lengths)))
+        self._lengths = drafts.lengths
         width = max(int(drafts.lengths.max(initial=0)), self._tokens)
         there = np.arange(width) < drafts.lengths[:, None]
         likely, tokens = np.zeros(there.shape, np.float32), np.zeros(there.shape, np.int32)
@@ -280,7 +277,7 @@ class HistoryAndModel(DraftSource):
 
     def _learn_of_history(self, numbers: Int64s, drafts: Verified) -> None:
         learn = self._acceptance.history.learn
-        self._refit_after(learn(self._cells, self._begins, numbers, drafts.drafted, drafts.accepted))
+        self._refit_after(learn(self._cells, self._lengths, numbers, drafts.drafted, drafts.accepted))
 
     def _judge_unused(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         judged = [
@@ -292,7 +289,7 @@ class HistoryAndModel(DraftSource):
         numbers = np.array([number for number, _, _ in judged], np.int64)
         right = np.array([first == sampled for _, first, sampled in judged], np.int64)
         learn = self._acceptance.history.learn
-        self._refit_after(learn(self._cells, self._begins, numbers, np.ones_like(numbers), right))
+        self._refit_after(learn(self._cells, self._lengths, numbers, np.ones_like(numbers), right))
 
     def _learn_of_proposals(self) -> None:
         recents, judged, right = (np.array(one, np.int64) for one in self._model.take_fates())

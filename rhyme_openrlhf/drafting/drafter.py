@@ -106,6 +106,11 @@ class HistoryDrafter(DraftSource):
             samples = np.fromiter(found, np.int64, len(requests))
         self._core.append(samples, counts, tokens)
 
+    def prepare(self, requests: Sequence[str], context: int, most: int) -> None:
+        samples = self._samples_of(requests)
+        if self.planner is not None:
+            self.planner.prepare(len(samples), context, most)
+
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
         """Return the draft tokens to verify in the next decode step, for each request, as `draft_flat`."""
         return self.draft_flat(requests, context, most).tokens()
@@ -134,6 +139,7 @@ class HistoryDrafter(DraftSource):
         return self.propose(self._samples_of(requests), whole)
 
     def computing(self) -> None:
+        super().computing()
         self._core.computing()
 
     def verified(self, drafts: Verified) -> Attribution:

@@ -89,7 +89,8 @@ class Planner:
         self.predictor = predictor
         self._acceptance = acceptance
         self._tries = Tries()
-        self._learnt = 0
+        # Tokens that were learnt from since the last refit, and whether they are enough for the next.
+        self._learnt, self._refits = 0, False
 
     def took(self, running: int, context: int, drafts: int, seconds: float) -> None:
         """Note the `seconds` of a decode step, with its samples, tokens of context and draft tokens."""
@@ -100,12 +101,16 @@ class Planner:
         self._acceptance.forget()
         self._acceptance.refit()
 
-    def _refit_after(self, tokens: int) -> None:
-        """Refit once enough tokens were learnt from; `tokens`: of the last step's drafts."""
+    def learnt(self, tokens: int) -> None:
+        """Note how many `tokens` of the last step's drafts were learnt from."""
         self._learnt += tokens
         # Of a beginning that was tried there are few tokens, and the next is some steps away.
-        if self._learnt >= REFIT_TOKENS or (tokens and self._tries.trying):
-            self._learnt = 0
+        self._refits |= self._learnt >= REFIT_TOKENS or (tokens > 0 and self._tries.trying)
+
+    def computing(self) -> None:
+        """Refit, if enough was learnt, while the step's forward pass runs."""
+        if self._refits:
+            self._learnt, self._refits = 0, False
             self._acceptance.refit()
 
 
@@ -117,9 +122,15 @@ class DraftPlanner(Planner):
     def __init__(self, predictor: Predictor, sources: int) -> None:
         """`predictor`: of this engine's steps; `sources`: drafts come from 0 to `sources` - 1."""
         super().__init__(predictor, AcceptanceModel(sources))
-        # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
+        # Of the drafts of the last step: each token's cell, and each draft's length.
         self._cells = np.empty(0, dtype=np.int32)
-        self._begins: Ints = np.zeros(1, dtype=np.int64)
+        self._lengths: Ints = np.empty(0, dtype=np.int64)
+        # Of the step that was prepared: samples, tokens of context, and seconds with 0, 1, ... draft tokens.
+        self._prepared: tuple[int, int, NDArray[np.float64]] = 0, 0, np.empty(0)
+
+    def prepare(self, running: int, context: int, most: int) -> None:
+        """Predict the step that `cut` will be asked about; what it learns until then does not count."""
+        self._prepared = running, context, self.predictor.step_table(running, context, max(most, 0))
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
         """Return what of each draft to verify in a step of `running` samples, and why.
@@ -128,10 +139,14 @@ class DraftPlanner(Planner):
         that the engine can take in one step.
         """
         proposed = drafts.flat.size
-        seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
+        size = max(min(proposed, most), 0) + 1
+        *prepared, seconds = self._prepared
+        if prepared != [running, context] or seconds.size < size:
+            seconds = self.predictor.step_table(running, context, size - 1)
+        seconds = seconds[:size]
         tried = self._tries.tokens(running, seconds.size - 1)
         self._cells, acceptance = self._acceptance.estimate(drafts)
-        self._begins = np.concatenate(([0], np.cumsum(drafts.lengths)))
+        self._lengths = drafts.lengths
         lengths, total, expected = choose(acceptance, drafts.lengths, seconds, running, tried)
         self._tries.decided(proposed, total)
         decision = Decision(running, context, total, expected, float(seconds[total]))
@@ -139,7 +154,7 @@ class DraftPlanner(Planner):
 
     def learn(self, numbers: Ints, verified: Ints, accepted: Ints) -> None:
         """Learn how many tokens were verified and accepted, by the drafts' numbers in the last `cut`; -1: in none."""
-        self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))
+        self.learnt(self._acceptance.learn(self._cells, self._lengths, numbers, verified, accepted))
 
 
 class DecisionLog:

@@ -100,6 +100,9 @@ class DraftSource:
     def proposed(self, requests: Sequence[str], drafts: Sequence[list[int]]) -> None:
         """Note what vLLM's worker proposes for the next decode step."""
 
+    def prepare(self, requests: Sequence[str], context: int, most: int) -> None:
+        """Do what needs no tokens of `draft` with the same arguments, while the tokens are waited for."""
+
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
         """Return the draft tokens to verify in the next decode step, for each request.
 
@@ -114,7 +117,9 @@ class DraftSource:
         return Cut(lengths, flat)
 
     def computing(self) -> None:
-        """Do what delays no decode step, while a forward pass runs."""
+        """Do what delays no decode step, while its forward pass runs. Each step needs this call, after its drafts."""
+        if self.planner is not None:
+            self.planner.computing()
 
     def took(self, passes: bool, running: int, seconds: float) -> None:
         """Note the `seconds` of a step of `running` samples, behind which the worker proposed (`passes`) or did not."""
@@ -191,7 +196,7 @@ class ProposalPlanner(Planner):
         """Learn what became of the drafts of one step."""
         recents, judged, right = (np.array(one, np.int64) for one in fates)
         self._acceptance.learn(recents, judged, right)
-        self._refit_after(sum(fates.judged))
+        self.learnt(sum(fates.judged))
 
 
 class Proposals(DraftSource):

@@ -254,11 +254,11 @@ class LateEngineScheduler(AsyncEngineScheduler):
         # What needs no tokens is done before they are there.
         self._tell_filled()
         room = late_drafts.room_of(output)
-        context = self._drafting.context_of(room.requests)
+        ahead = self._drafting.look_ahead(room)
         tokens = sampled()
         if self._open is not None:
             self._heard(tokens)
-        self._step = late_drafts.filled(output, room, self._drafting.draft_late(output, room, context))
+        self._step = late_drafts.filled(output, room, self._drafting.draft_late(output, room, ahead))
         self._open, self._untold = output, True
         return self._step
 

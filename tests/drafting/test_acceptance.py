@@ -28,7 +28,7 @@ def cell(source: int, match: int, recent: int, confidence: int) -> int:
 def observe(model: AcceptanceModel, cells: list[int], accepted: int) -> None:
     """One draft of tokens of these cells, all verified."""
     number, verified, hits = (np.array([value]) for value in (0, len(cells), accepted))
-    model.learn(np.array(cells, dtype=np.int32), np.array([0, len(cells)]), number, verified, hits)
+    model.learn(np.array(cells, dtype=np.int32), np.array([len(cells)]), number, verified, hits)
 
 
 def test_it_finds_the_rate_of_each_source_and_class() -> None:
@@ -95,9 +95,9 @@ def test_each_token_has_the_class_of_its_confidence_and_of_what_matches_before_i
 
 def test_drafts_that_were_not_seen_teach_nothing_nor_does_what_lies_past_their_end() -> None:
     model = AcceptanceModel(1)
-    cells, begins = np.array([cell(0, 1, 1, 3), cell(0, 1, 1, 4)], dtype=np.int32), np.array([0, 1, 2])
+    cells, lengths = np.array([cell(0, 1, 1, 3), cell(0, 1, 1, 4)], dtype=np.int32), np.array([1, 1])
     numbers, verified, accepted = np.array([-1, 0, 2]), np.array([1, 9, 1]), np.array([1, 9, 1])
-    assert model.learn(cells, begins, numbers, verified, accepted) == 1
+    assert model.learn(cells, lengths, numbers, verified, accepted) == 1
     other = AcceptanceModel(1)
     observe(other, [cell(0, 1, 1, 3)], 1)
     model.refit()

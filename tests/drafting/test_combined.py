@@ -37,7 +37,9 @@ def source(planned: bool = False, samples: int = 2) -> HistoryAndModel:
 def step(made: HistoryAndModel, names: list[str], most: int | None = None) -> list[list[int]]:
     """Draft for these samples, for each of which PROPOSAL is proposed where the source wants it."""
     made.proposed(names, [PROPOSAL if made.wants_proposals else [] for _ in names])
-    return made.draft(names, 100, most)
+    drafts = made.draft(names, 100, most)
+    made.computing()
+    return drafts
 
 
 @pytest.mark.parametrize("planned", [False, True])

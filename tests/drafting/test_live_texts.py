@@ -18,8 +18,9 @@ PARTS = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 WINDOW = 5
 FAR = 10**6
 # The constants of csrc/texts.cpp and drafter.cpp: tokens of a draft without a match, buckets of a prompt's first table.
-# The third is the number of tokens that a sample's first table can hold.
-LIKELY_TOKENS, FIRST_BUCKETS, FIRST_TABLED = 2, 4096, 1024
+# The third is the number of tokens that a sample's first table can hold, and the last the most tokens of a step that
+# enters them before its drafts.
+LIKELY_TOKENS, FIRST_BUCKETS, FIRST_TABLED, ENTERED_BEFORE = 2, 4096, 1024, 1024
 MANY = 64
 
 
@@ -53,6 +54,12 @@ def grow(texts: Growing, name: str, part: list[int]) -> tuple[list[int], int]:
     drafts = texts.propose(texts._samples_of([name]), whole=False)
     texts.computing()
     return drafts.tokens()[0], int(drafts.sources[0])
+
+
+def crowd(texts: Growing, name: str) -> None:
+    """Have this sample, of another prompt, write enough that the step enters its tokens after its drafts."""
+    texts.said[name] += [0] * (ENTERED_BEFORE + 1)
+    texts.tell([name], [texts.said[name]])
 
 
 def continuations(text: list[int], end: list[int]) -> list[int]:
@@ -108,6 +115,47 @@ def test_what_a_sibling_wrote_after_the_same_tokens_is_found(
             assert found in matches
 
 
+@settings(deadline=None, derandomize=True)
+@given(PARTS, st.integers(1, 4))
+def test_a_step_of_many_tokens_finds_what_its_own_text_had_before(parts: list[list[int]], shortest: int) -> None:
+    texts, text = live(own_output=True, prefix_min=shortest), []
+    row, other = begin(texts, "p", 0), begin(texts, "q", 0)
+    for part in parts:
+        crowd(texts, other)
+        found, source = grow(texts, row, part)
+        before = len(text)
+        text += part
+        places = continuations(text, text[-shortest:]) if len(text) >= shortest else []
+        assert source in (FROM_OWN, NO_SOURCE)
+        assert source == NO_SOURCE or found in [repeated(text, at, WINDOW) for at in places]
+        assert source == FROM_OWN or not part or not any(at <= before for at in places)
+
+
+@settings(deadline=None, derandomize=True)
+@given(PARTS, PARTS, st.integers(1, 4))
+def test_a_step_of_many_tokens_finds_what_siblings_had_before(
+    theirs: list[list[int]], ours: list[list[int]], shortest: int
+) -> None:
+    texts = live(siblings=True, prefix_min=shortest)
+    other, row, filler = begin(texts, "p", 1), begin(texts, "p", 1), begin(texts, "q", 0)
+    their_text, our_text = [0], [0]
+    grow(texts, other, [0])
+    grow(texts, row, [0])
+    for their_part, our_part in itertools.zip_longest(theirs, ours, fillvalue=[]):
+        crowd(texts, filler)
+        before, text = len(their_text), our_text + our_part
+        texts.said[other] += their_part
+        texts.tell([other], [texts.said[other]])
+        found, source = grow(texts, row, our_part)
+        their_text, our_text = their_text + their_part, text
+        places = continuations(their_text, our_text[-shortest:]) if len(our_text) >= shortest else []
+        if len(found) > LIKELY_TOKENS:
+            assert source == FROM_SIBLINGS and found in [their_text[at : at + WINDOW] for at in places]
+        # The latest place that was known before is found, unless nothing was written behind it.
+        if known := [at for at in places if at <= before]:
+            assert found or known[-1] == len(their_text)
+
+
 def test_without_a_match_siblings_say_what_mostly_follows() -> None:
     texts = live(siblings=True)
     first, second = begin(texts, "p", 1), begin(texts, "p", 1)
@@ -138,7 +186,8 @@ def test_it_does_not_matter_how_the_tokens_came() -> None:
     text = [number * number % 11 for number in range(4 * FIRST_TABLED)]
     texts = live(own_output=True, siblings=True)
     whole, single = begin(texts, "p", 0, window=20), begin(texts, "q", 0, window=20)
-    drafted = grow(texts, whole, text)
+    grow(texts, whole, text[:-1])
+    drafted = grow(texts, whole, text[-1:])
     for token in text[:-1]:
         grow(texts, single, [token])
     assert grow(texts, single, text[-1:]) == drafted
@@ -221,7 +270,6 @@ def test_samples_that_began_together_do_not_grow_together() -> None:
         for number, name in enumerate(names):
             texts.said[name] += [(step * 7 + i * number) % 911 for i in range(16)]
         texts.draft_for(names, [texts.said[name] for name in names])
-        texts.computing()
         sizes.append(texts.memory_bytes())
     added = [after - before for before, after in itertools.pairwise(sizes)]
     assert 0 < max(added[1:]) <= 4 * a_sample

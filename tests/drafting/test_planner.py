@@ -61,6 +61,7 @@ def test_rejections_make_drafts_shorter_and_a_new_policy_forgets_them() -> None:
     for _ in range(2 * REFIT_TOKENS // before):
         asked.cut(proposal, 1, CONTEXT, MANY)
         asked.learn(np.array([0]), np.array([before]), np.array([0]))
+        asked.computing()
     after = sum(lengths(asked.cut(proposal, 1, CONTEXT, MANY)))
     assert after < before
     for _ in range(12):
@@ -74,6 +75,18 @@ def test_step_times_that_were_measured_move_the_next_decision() -> None:
         asked.took(2, CONTEXT, 0, 0.010)
         asked.took(2, CONTEXT, 8, 0.080)
     assert sum(lengths(asked.cut(drafts([4, 4]), 2, CONTEXT, MANY))) < 8
+
+
+def test_a_step_that_was_prepared_is_decided_alike() -> None:
+    plain, prepared = planner(1.0), planner(1.0)
+    for sizes, context, most in (([4, 4], CONTEXT, MANY), ([8], 2 * CONTEXT, 3), ([], CONTEXT, MANY)):
+        prepared.prepare(2, context, most)
+        assert prepared.cut(drafts(sizes), 2, context, most)[1] == plain.cut(drafts(sizes), 2, context, most)[1]
+    # Prepared for another step, or for fewer tokens.
+    prepared.prepare(2, CONTEXT, 1)
+    for running, context in ((1, CONTEXT), (2, 2 * CONTEXT), (2, CONTEXT)):
+        asked = drafts([4]), running, context, MANY
+        assert prepared.cut(*asked)[1] == plain.cut(*asked)[1]
 
 
 def test_the_log_sums_decisions_by_running_samples_and_begins_anew() -> None:
@@ -113,5 +126,6 @@ def test_what_was_not_believed_is_learnt() -> None:
             break
         verified = np.array([length for length in taken.lengths if length], dtype=np.int64)
         doubting.learn(np.flatnonzero(taken.lengths), verified, verified)
+        doubting.computing()
     else:
         pytest.fail("drafts that are always accepted were never verified")

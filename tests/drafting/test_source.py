@@ -50,7 +50,9 @@ class Drafter(WorkerProposals):
         """Return the drafts for the first samples; `sizes`: tokens of DRAFT that are proposed for each."""
         names = [str(number) for number in range(samples)]
         self.proposed(names, [DRAFT[:size] for size in sizes or [TOKENS] * samples])
-        return self.draft(names, context, most)
+        found = self.draft(names, context, most)
+        self.computing()
+        return found
 
 
 def drafter(samples: int, ms_a_row: float, ms_to_verify: float = 0.0) -> Drafter:
@@ -176,6 +178,7 @@ def test_drafts_must_be_worth_more_than_a_little() -> None:
         plan = planner(0.0, ms_to_verify=10.0 * ((1 + TOKENS) / gain - 1))
         for _ in range(400):
             plan.learn(Fates([1000] * 40, [TOKENS] * 40, [TOKENS] * 40))
+            plan.computing()
         drafts, decision = plan.cut([1000] * 4, [TOKENS] * 4, 4, 100, MANY)
         assert any(drafts) == verified
         # What the step is expected to take is not what the choice was made by.

@@ -31,6 +31,8 @@ class WholeTexts(HistoryDrafter):
     def draft_for(
         self, requests: Sequence[str], texts: Sequence[list[int]], context: int = 0, most: int | None = None
     ) -> list[list[int]]:
-        """Draft for samples with these texts."""
+        """Make the drafts of a step, for samples with these texts."""
         self.tell(requests, texts)
-        return self.draft(requests, context, most)
+        drafts = self.draft(requests, context, most)
+        self.computing()
+        return drafts

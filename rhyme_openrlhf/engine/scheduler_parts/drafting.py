@@ -27,9 +27,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
@@ -72,6 +73,14 @@ ROOM_AHEAD = 3
 DUMMY = 1
 NO_TOKENS = np.empty(0, np.int32)
 D = TypeVar("D")
+
+
+class Ahead(NamedTuple):
+    """Requests of a scheduled step with room for drafts: which of them still run, their names, and all their tokens."""
+
+    running: NDArray[np.bool_]
+    names: list[str]
+    context: int
 
 
 class Drafting(Part):
@@ -185,7 +194,7 @@ class Drafting(Part):
         ]
         decoding_names = [request.request_id for request in decoding]
         self._plan(bool(decoding), started)
-        drafts = self._asked(self.source.draft, decoding_names, self.context_of(decoding_names))
+        drafts = self._asked(self.source.draft, decoding_names, self._context_of(decoding_names))
         self._set_drafts(decoding, drafts or [[] for _ in decoding])
         for request_id in self._ruled:
             self._cut_by_grammar(requests[request_id])
@@ -222,22 +231,29 @@ class Drafting(Part):
                 has = block * min(map(len, cache.get_block_ids(request.request_id)))
                 del request.spec_token_ids[max(has - request.num_computed_tokens - 1, 0) :]
 
-    def context_of(self, names: Iterable[str]) -> int:
-        """Return the tokens of these requests, as far as they still run; 0 where no planner asks."""
+    def look_ahead(self, room: Room) -> Ahead:
+        """Prepare a scheduled step's drafts as far as that needs no tokens, while the step before it runs."""
+        requests = self._scheduler.requests
+        running = np.fromiter(map(requests.__contains__, room.requests), np.bool_, len(room.requests))
+        names = room.requests if running.all() else list(itertools.compress(room.requests, running))
+        context = self._context_of(names)
+        if names and self._timing.forced_drafts is None:
+            self.source.prepare(names, context, self._most_drafts())
+        return Ahead(running, names, context)
+
+    def _context_of(self, names: Iterable[str]) -> int:
+        """Return the tokens of these requests; 0 where no planner asks."""
         if self.source.planner is None:
             return 0
         requests = self._scheduler.requests
-        return sum([requests[name].num_computed_tokens for name in names if name in requests])
+        return sum([requests[name].num_computed_tokens for name in names])
 
-    def draft_late(self, output: Any, room: Room, context: int) -> Cut:
-        """Return a draft for each room that a scheduled step has, within that room; `context`: by `context_of`."""
+    def draft_late(self, output: Any, room: Room, ahead: Ahead) -> Cut:
+        """Return a draft for each room that a scheduled step has, within that room; `ahead`: by `look_ahead`."""
         started = time.perf_counter()
-        requests = self._scheduler.requests
+        running, names, context = ahead
         if self._dropped:
             self._start_anew(output.num_scheduled_tokens)
-        # The others have ended since.
-        known = np.fromiter(map(requests.__contains__, room.requests), np.bool_, len(room.requests))
-        names = room.requests if known.all() else list(itertools.compress(room.requests, known))
         if (each := self._timing.forced_drafts) is not None:
             drafts = Cut(np.full(len(names), each), np.full(len(names) * each, DUMMY, np.int32))
         else:
@@ -247,9 +263,9 @@ class Drafting(Part):
             asked = self._asked(self.source.draft_flat, names, context)
             drafts = asked or Cut(np.zeros(len(names), np.int64), NO_TOKENS)
         drafts = drafts.within(self._most_drafts())
-        if len(names) < len(known):
-            lengths = np.zeros(len(known), np.int64)
-            lengths[known] = drafts.lengths
+        if len(names) < len(running):
+            lengths = np.zeros(len(running), np.int64)
+            lengths[running] = drafts.lengths
             drafts = Cut(lengths, drafts.flat)
         drafts = drafts.to(np.minimum(drafts.lengths, room.lengths))
         self._meter.add_draft_seconds(time.perf_counter() - started)
