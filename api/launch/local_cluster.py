@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import socket
@@ -29,6 +30,8 @@ import psutil
 
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, RayLauncher
 from rhyme_openrlhf.run.resources import SPARE_CPUS
+
+logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 # Simulated GPUs are slots with one CPU slot each, enough to try a layout on a small machine. The number of runs limits
@@ -48,6 +51,10 @@ LOG_FILE = "ray.log"
 
 class LocalClusterError(RuntimeError):
     """Ray does not start here; the message is one sentence for the user."""
+
+
+class _EndedError(LocalClusterError):
+    """Ray ended at its start."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,16 @@ def start_local_cluster(data: Path) -> LocalCluster:
     left = _left_running(data, token)
     if left is not None:
         return left
+    try:
+        return _start(data, token)
+    except _EndedError as error:
+        # Ray ends with code 1 where another process took one of its ports since they were chosen, as beside other
+        # Rays that start.
+        logger.warning("%s; starting it once more with other ports", error)
+        return _start(data, token)
+
+
+def _start(data: Path, token: str) -> LocalCluster:
     address = f"http://{HOST}:{(ports := _free_ports(5))[0]}"
     command = _command(ports, _gpus_there())
     with (data / LOG_FILE).open("ab") as log:
@@ -190,7 +207,7 @@ def _wait(started: subprocess.Popen[bytes], cluster: LocalCluster, log: Path) ->
     said = "its node has not come up"
     while time.monotonic() < deadline:
         if started.poll() is not None:
-            raise LocalClusterError(f"Ray ended with code {started.returncode} at its start: see {log}")
+            raise _EndedError(f"Ray ended with code {started.returncode} at its start: see {log}")
         try:
             # The dashboard responds before its node has started.
             if launcher.gpus():

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
+from rhyme_openrlhf.api.launch import local_cluster
 from rhyme_openrlhf.api.launch.dispatcher import Dispatcher
 from rhyme_openrlhf.api.launch.lease import Candidate, Lease
 from rhyme_openrlhf.api.launch.local_cluster import (
+    HOST,
+    LOG_FILE,
     PRETENDED_GPUS,
     STATE_FILE,
     TOKEN_FILE,
@@ -44,7 +48,13 @@ def cluster(data: Path, starts_ray: None) -> Iterator[LocalCluster]:
     # Another test may have connected this process to a cluster.
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
         os.environ.pop(name, None)
-    started = start_local_cluster(data)
+    with pytest.MonkeyPatch.context() as patch, socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        choose = local_cluster._free_ports
+        taken = [[other.getsockname()[1], *choose(4)]]
+        patch.setattr(local_cluster, "_free_ports", lambda count: taken.pop() if taken else choose(count))
+        started = start_local_cluster(data)
     yield started
     started.stop()
 
@@ -90,6 +100,11 @@ def test_nothing_listens_for_other_machines_and_the_token_is_private(cluster: Lo
         RayLauncher(cluster.address, "wrong").gpus()
     with pytest.raises(ClusterUnreachable):
         RayLauncher(cluster.address).gpus()
+
+
+def test_another_process_took_a_port_and_ray_is_started_again(cluster: LocalCluster, data: Path) -> None:
+    assert "already occupied" in (data / LOG_FILE).read_text()
+    assert cluster.launcher().gpus()
 
 
 def test_gpus_are_pretended(cluster: LocalCluster) -> None:
