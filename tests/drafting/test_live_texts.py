@@ -118,8 +118,8 @@ def test_what_a_sibling_wrote_after_the_same_tokens_is_found(
 @settings(deadline=None, derandomize=True)
 @given(PARTS, st.integers(1, 2))
 def test_a_step_of_many_tokens_finds_what_its_own_text_had_before(parts: list[list[int]], shortest: int) -> None:
-    # No sample has a sibling; without the source all steps would enter their tokens first. Of two tokens there are so few
-    # kinds that none takes over another's slot.
+    # No sample has a sibling; without the source all steps would enter their tokens first. Pairs of tokens are so few
+    # that none takes over another's slot.
     texts, text = live(own_output=True, siblings=True, prefix_min=shortest), []
     row, other = begin(texts, "p", 0), begin(texts, "q", 0)
     for part in parts:
