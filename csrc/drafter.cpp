@@ -136,7 +136,8 @@ Drafts Drafter::draft(std::span<const std::int64_t> samples, bool whole) {
         enter_shared(samples, SHARED_BEFORE);
         best_shared_ = double{shared_.best()};
     }
-    if (texts_.appended() <= ENTERED_BEFORE) texts_.enter();
+    // How many tokens there are, samples decide together.
+    if (!learns_ || texts_.appended() <= ENTERED_BEFORE) texts_.enter();
     const std::span<const BatchItem> batch = batch_;
     in_groups(batch, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
 

@@ -41,6 +41,9 @@ PRETENDED_GPUS = 8
 OBJECT_STORE_BYTES = 1024**3
 # A busy machine needs half a minute for the head and as long for its dashboard.
 START_SECONDS = 120
+# Ray looks at its processes each second once its node is up, and ends if one of them has. Its server for Ray Client,
+# which cannot be left out, ends on machines so busy that the node needs more than 30 s.
+SETTLE_SECONDS = 2
 STOP_SECONDS = 20
 # Includes the import of torch, which detects GPUs.
 GPU_QUESTION_SECONDS = 120
@@ -105,9 +108,8 @@ def start_local_cluster(data: Path) -> LocalCluster:
     try:
         return _start(data, token)
     except _EndedError as error:
-        # Ray ends with code 1 where another process took one of its ports since they were chosen, as beside other
-        # Rays that start.
-        logger.warning("%s; starting it once more with other ports", error)
+        # The machine was too busy, or another process took one of the ports since they were chosen.
+        logger.warning("%s; starting it once more", error)
         return _start(data, token)
 
 
@@ -205,15 +207,21 @@ def _wait(started: subprocess.Popen[bytes], cluster: LocalCluster, log: Path) ->
     deadline = time.monotonic() + START_SECONDS
     launcher = cluster.launcher()
     said = "its node has not come up"
-    while time.monotonic() < deadline:
+    up_since: float | None = None
+    while (now := time.monotonic()) < deadline:
         if started.poll() is not None:
             raise _EndedError(f"Ray ended with code {started.returncode} at its start: see {log}")
         try:
             # The dashboard responds before its node has started.
-            if launcher.gpus():
-                return
+            up = launcher.gpus() > 0
         except ClusterUnreachable as error:
-            said = str(error)
+            up, said = False, str(error)
+        if not up:
+            up_since = None
+        elif up_since is None:
+            up_since = now
+        elif now >= up_since + SETTLE_SECONDS:
+            return
         time.sleep(0.5)
     raise LocalClusterError(f"waited {START_SECONDS} s for Ray: {said} (log: {log})")
 

@@ -116,9 +116,11 @@ def test_what_a_sibling_wrote_after_the_same_tokens_is_found(
 
 
 @settings(deadline=None, derandomize=True)
-@given(PARTS, st.integers(1, 4))
+@given(PARTS, st.integers(1, 2))
 def test_a_step_of_many_tokens_finds_what_its_own_text_had_before(parts: list[list[int]], shortest: int) -> None:
-    texts, text = live(own_output=True, prefix_min=shortest), []
+    # No sample has a sibling; without the source all steps would enter their tokens first. Pairs of tokens are so few
+    # that none takes over another's slot.
+    texts, text = live(own_output=True, siblings=True, prefix_min=shortest), []
     row, other = begin(texts, "p", 0), begin(texts, "q", 0)
     for part in parts:
         crowd(texts, other)
@@ -126,8 +128,7 @@ def test_a_step_of_many_tokens_finds_what_its_own_text_had_before(parts: list[li
         before = len(text)
         text += part
         places = continuations(text, text[-shortest:]) if len(text) >= shortest else []
-        assert source in (FROM_OWN, NO_SOURCE)
-        assert source == NO_SOURCE or found in [repeated(text, at, WINDOW) for at in places]
+        assert source != FROM_OWN or found in [repeated(text, at, WINDOW) for at in places]
         assert source == FROM_OWN or not part or not any(at <= before for at in places)
 
 
@@ -154,6 +155,17 @@ def test_a_step_of_many_tokens_finds_what_siblings_had_before(
         # The latest place that was known before is found, unless nothing was written behind it.
         if known := [at for at in places if at <= before]:
             assert found or known[-1] == len(their_text)
+
+
+@settings(deadline=None, derandomize=True)
+@given(PARTS)
+def test_drafts_from_own_text_alone_do_not_depend_on_other_samples(parts: list[list[int]]) -> None:
+    """As reproducible runs need it, which have neither siblings nor what all prompts share."""
+    alone, beside = live(own_output=True), live(own_output=True)
+    row, same, other = begin(alone, "p", 0), begin(beside, "p", 0), begin(beside, "q", 0)
+    for part in parts:
+        crowd(beside, other)
+        assert grow(beside, same, part) == grow(alone, row, part)
 
 
 def test_without_a_match_siblings_say_what_mostly_follows() -> None:

@@ -7,10 +7,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -105,6 +107,17 @@ def test_nothing_listens_for_other_machines_and_the_token_is_private(cluster: Lo
 def test_another_process_took_a_port_and_ray_is_started_again(cluster: LocalCluster, data: Path) -> None:
     assert "already occupied" in (data / LOG_FILE).read_text()
     assert cluster.launcher().gpus()
+
+
+def test_ray_that_ends_when_its_node_is_up_has_not_started(tmp_path: Path, starts_python: None) -> None:
+    """As it does on a busy machine, for want of its server for Ray Client."""
+    program = "import time; time.sleep(1); raise SystemExit(1)"
+    responds: Any = SimpleNamespace(launcher=lambda: SimpleNamespace(gpus=lambda: PRETENDED_GPUS))
+    with (
+        subprocess.Popen([sys.executable, "-c", program]) as ray,
+        pytest.raises(LocalClusterError, match=r"ended with code 1 at its start: see .*ray\.log"),
+    ):
+        local_cluster._wait(ray, responds, tmp_path / LOG_FILE)
 
 
 def test_gpus_are_pretended(cluster: LocalCluster) -> None:
