@@ -70,6 +70,14 @@ def test_a_missing_field_is_named(file: Path, field: str) -> None:
         profiles.read(file)
 
 
+@pytest.mark.parametrize("value", [-0.5, True, "fast"])
+def test_an_impossible_rate_is_named(file: Path, value: object) -> None:
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "kv_bytes_per_second": value}))
+    with pytest.raises(ProfileError, match="kv_bytes_per_second must be a number that is finite and not negative"):
+        profiles.read(file)
+
+
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="cannot be read"):
         profiles.read(tmp_path / "none.json")

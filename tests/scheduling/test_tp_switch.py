@@ -86,6 +86,17 @@ def test_the_policy_is_close_to_the_best_switch_point_of_all() -> None:
     assert np.mean(ratios[True]) <= np.mean(ratios[False]) + 0.005
 
 
+@pytest.mark.parametrize("from_history", [True, False])
+def test_samples_of_unknown_engines_are_spread_evenly(from_history: bool) -> None:
+    draw = random.Random(5)
+    for _ in range(20):
+        samples = [Unfinished(n, n, (n + draw.randrange(3000),)) for n in (draw.randrange(900) for _ in range(13))]
+        spread = [place % 4 for place in range(len(samples))]
+        unknown = decide(0, LAYOUTS, samples, MOST, cost, from_history)
+        assert unknown == decide(0, LAYOUTS, samples, MOST, cost, from_history, spread)
+        assert unknown != decide(0, LAYOUTS, samples, MOST, cost, from_history, [0] * len(samples))
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 9000)), min_size=1, max_size=40), st.floats(0, 3))
 def test_step_times_asked_all_at_once_change_nothing(pairs: list[tuple[int, int]], drafts: float) -> None:
