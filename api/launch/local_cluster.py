@@ -13,6 +13,7 @@ Without a GPU, "GPU" is only a scheduling resource, as in platform/local_ray.py.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -115,7 +116,7 @@ def start_local_cluster(data: Path) -> LocalCluster:
 
 def _start(data: Path, token: str) -> LocalCluster:
     address = f"http://{HOST}:{(ports := _free_ports(5))[0]}"
-    command = _command(ports, _gpus_there())
+    command = _command(data, ports, _gpus_there())
     with (data / LOG_FILE).open("ab") as log:
         started = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(data), start_new_session=True
@@ -134,13 +135,13 @@ def _start(data: Path, token: str) -> LocalCluster:
     return cluster
 
 
-def _command(ports: list[int], gpus: bool) -> list[str]:
+def _command(data: Path, ports: list[int], gpus: bool) -> list[str]:
     dashboard, control, agent, agent_grpc, client = map(str, ports)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     command += [f"--node-ip-address={HOST}", f"--port={control}", f"--ray-client-server-port={client}"]
     command += ["--include-dashboard=true", f"--dashboard-host={HOST}", f"--dashboard-port={dashboard}"]
     command += [f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={agent_grpc}"]
-    command += [f"--temp-dir={_temp_dir()}"]
+    command += [f"--temp-dir={_temp_dir(data)}"]
     if not gpus:
         cpus = PRETENDED_GPUS + SPARE_CPUS + PRETENDED_GPUS
         command += [f"--num-gpus={PRETENDED_GPUS}", f"--num-cpus={cpus}"]
@@ -164,14 +165,17 @@ def _environment(data: Path) -> Mapping[str, str]:
     }
 
 
-def _temp_dir() -> Path:
-    """Return the folder of Ray's sessions: short, because socket paths have at most 107 characters, and private."""
+def _temp_dir(data: Path) -> Path:
+    """Return the folder of Ray's sessions: short, because socket paths have at most 107 characters, and private.
+
+    Each data directory has its own: jobs find their cluster by a file in this folder, which another head overwrites.
+    """
     path = Path(tempfile.gettempdir()) / f"rhyme-ray-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o077:
         raise LocalClusterError(f"{path} is accessible to other users: remove it")
     # Ray makes its own folder readable for all users.
-    return path / "ray"
+    return path / hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:8]
 
 
 def _token(data: Path) -> str:
