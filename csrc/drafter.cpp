@@ -27,7 +27,7 @@ constexpr double TEXT_STOP = 0.08;
 constexpr double NO_HOPE = 0.02;
 // Samples of a group: enough that prefetching takes no longer than working, and few enough that the prefetched lines
 // (about 20 of 64 bytes for each sample) stay in a core's first cache.
-constexpr std::size_t ENTERED_TOGETHER = 16, DRAFTED_TOGETHER = 32;
+constexpr std::size_t DRAFTED_TOGETHER = 32;
 // Drafts that a sample's recent acceptance rate averages over, roughly.
 constexpr std::int32_t RECENT_SHARE = 4;
 
@@ -60,13 +60,6 @@ constexpr double SHARED_PAYS = 0.01;
 
 // Division that rounds down, as Python's.
 std::int32_t floor_divide(std::int32_t value, std::int32_t by) { return value / by - (value % by < 0); }
-
-// Call `work` for each `size` items, and for what is left.
-template <typename Items, typename Work>
-void in_groups(Items items, std::size_t size, Work work) {
-    for (; !items.empty(); items = items.subspan(std::min(size, items.size())))
-        work(items.first(std::min(size, items.size())));
-}
 
 }  // namespace
 

@@ -163,8 +163,8 @@ private:
     Rules rules_;
     Texts texts_;
     Shared shared_;
-    // Whether a sample's drafts may depend on the others. A sample that must not draft from them does not learn from them
-    // either, and its tokens are always entered before its draft.
+    // Whether a sample's drafts may depend on the others. A sample that must not draft from them does not learn from
+    // them either, and its tokens are always entered before its draft.
     bool learns_;
     Rates rates_;
     // Whether what all prompts share is drafted from in this step, its best probability then, the steps until that is

@@ -7,6 +7,7 @@
 // comparison of two suffixes stops inside the text; a cursor finds exactly what a search finds.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,6 +38,13 @@ template <typename Elements>
 inline void prefetch(const Elements& elements, Place at) {
     __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(elements.data()) +
                                                      static_cast<std::uintptr_t>(at) * sizeof(*elements.data())));
+}
+
+// Call `work` for each `size` items, and for what is left.
+template <typename Items, typename Work>
+void in_groups(Items items, std::size_t size, Work work) {
+    for (; !items.empty(); items = items.subspan(std::min(size, items.size())))
+        work(items.first(std::min(size, items.size())));
 }
 
 // The buffer is not a whole draft index of this version; the message says what is wrong with the buffer.

@@ -24,10 +24,6 @@ constexpr Place SLOTS_PER_TOKEN = 2;
 constexpr std::size_t GROWN_A_STEP = 4;
 constexpr Place ENTERED_AGAIN = 2048;
 
-// Samples whose tokens are entered together: enough that prefetching takes no longer than working, and few enough that
-// the prefetched lines (about 30 of 64 bytes for each) stay in a core's first cache.
-constexpr std::size_t ENTERED_TOGETHER = 16;
-
 // The length up to which a new match is measured. Longer matches are all certain enough.
 constexpr Place LONGEST_MEASURED = 32;
 // An entry of an own table: the number of tokens up to the entry's end (of texts beyond 4M tokens its low bits), and
@@ -329,14 +325,12 @@ void Texts::grow_some(std::span<const std::int64_t> numbers) {
 }
 
 void Texts::enter() {
-    for (std::span<const std::int32_t> rows = appended_; !rows.empty();) {
-        const auto group = rows.first(std::min(ENTERED_TOGETHER, rows.size()));
+    in_groups(std::span<const std::int32_t>(appended_), ENTERED_TOGETHER, [this](auto group) {
         Hashes hashes;
         for (const std::int32_t row : group) prefetch(samples[row].text, samples[row].entered);
         for (const std::int32_t row : group) prefetch_slots(samples[row], hashes);
         for (const std::int32_t row : group) enter(samples[row], hashes);
-        rows = rows.subspan(group.size());
-    }
+    });
     appended_.clear();
     appended_tokens_ = 0;
 }

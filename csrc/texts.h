@@ -24,6 +24,10 @@ namespace drafting {
 // Where a draft came from; rhyme_openrlhf/drafting/drafter.py has the same numbers.
 enum class Source : std::int32_t { NONE, HISTORY, SIBLINGS, OWN, SHARED };
 inline constexpr std::size_t SOURCES = 5;
+// Samples whose tokens are entered together: enough that prefetching takes no longer than working, and few enough that
+// the prefetched lines (about 30 of 64 bytes for each) stay in a core's first cache.
+inline constexpr std::size_t ENTERED_TOGETHER = 16;
+
 // A sample's number if the sample never drafts.
 inline constexpr std::int64_t NO_SAMPLE = -1;
 

@@ -106,17 +106,18 @@ def start_local_cluster(data: Path) -> LocalCluster:
     left = _left_running(data, token)
     if left is not None:
         return left
+    gpus = _gpus_there()
     try:
-        return _start(data, token)
+        return _start(data, token, gpus)
     except _EndedError as error:
         # The machine was too busy, or another process took one of the ports since they were chosen.
         logger.warning("%s; starting it once more", error)
-        return _start(data, token)
+        return _start(data, token, gpus)
 
 
-def _start(data: Path, token: str) -> LocalCluster:
+def _start(data: Path, token: str, gpus: bool) -> LocalCluster:
     address = f"http://{HOST}:{(ports := _free_ports(5))[0]}"
-    command = _command(data, ports, _gpus_there())
+    command = _command(data, ports, gpus)
     with (data / LOG_FILE).open("ab") as log:
         started = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(data), start_new_session=True

@@ -160,7 +160,7 @@ def test_a_step_of_many_tokens_finds_what_siblings_had_before(
 @settings(deadline=None, derandomize=True)
 @given(PARTS)
 def test_drafts_from_own_text_alone_do_not_depend_on_other_samples(parts: list[list[int]]) -> None:
-    """As reproducible runs need it, which have neither siblings nor what all prompts share."""
+    """Reproducible runs rely on this: they have neither siblings nor what all prompts share."""
     alone, beside = live(own_output=True), live(own_output=True)
     row, same, other = begin(alone, "p", 0), begin(beside, "p", 0), begin(beside, "q", 0)
     for part in parts:

@@ -33,7 +33,6 @@ CHANGED = (
 # The embedded reward; a run goes on after step 2 only when the file `go` is there.
 HELD_REWARD = """
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from rhyme_openrlhf.embedded import reward
 

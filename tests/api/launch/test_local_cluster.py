@@ -110,7 +110,7 @@ def test_another_process_took_a_port_and_ray_is_started_again(cluster: LocalClus
 
 
 def test_ray_that_ends_when_its_node_is_up_has_not_started(tmp_path: Path, starts_python: None) -> None:
-    """As it does on a busy machine, for want of its server for Ray Client."""
+    """Ray does so on a busy machine, where its server for Ray Client gives up."""
     program = "import time; time.sleep(1); raise SystemExit(1)"
     responds: Any = SimpleNamespace(launcher=lambda: SimpleNamespace(gpus=lambda: PRETENDED_GPUS))
     with (
