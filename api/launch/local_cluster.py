@@ -40,10 +40,9 @@ HOST = "127.0.0.1"
 PRETENDED_GPUS = 8
 # Enough for the sequences of small runs, as in platform/local_ray.py.
 OBJECT_STORE_BYTES = 1024**3
-# A busy machine needs half a minute for the head and as long for its dashboard.
-START_SECONDS = 120
-# Ray looks at its processes each second once its node is up, and ends if one of them has. Its server for Ray Client,
-# which cannot be left out, ends on machines so busy that the node needs more than 30 s.
+# A busy machine needs a minute or two, most of it for the dashboard's nine processes.
+START_SECONDS = 240
+# Ray looks at its processes each second once its node is up, and ends if one of them has.
 SETTLE_SECONDS = 2
 STOP_SECONDS = 20
 # Includes the import of torch, which detects GPUs.
@@ -110,13 +109,13 @@ def start_local_cluster(data: Path) -> LocalCluster:
     try:
         return _start(data, token, gpus)
     except _EndedError as error:
-        # The machine was too busy, or another process took one of the ports since they were chosen.
+        # Another process may have taken one of the ports since they were chosen.
         logger.warning("%s; starting it once more", error)
         return _start(data, token, gpus)
 
 
 def _start(data: Path, token: str, gpus: bool) -> LocalCluster:
-    address = f"http://{HOST}:{(ports := _free_ports(5))[0]}"
+    address = f"http://{HOST}:{(ports := _free_ports(6))[0]}"
     command = _command(data, ports, gpus)
     with (data / LOG_FILE).open("ab") as log:
         started = subprocess.Popen(
@@ -137,12 +136,14 @@ def _start(data: Path, token: str, gpus: bool) -> LocalCluster:
 
 
 def _command(data: Path, ports: list[int], gpus: bool) -> list[str]:
-    dashboard, control, agent, agent_grpc, client = map(str, ports)
+    dashboard, control, agent, agent_grpc, client, environments = map(str, ports)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     command += [f"--node-ip-address={HOST}", f"--port={control}", f"--ray-client-server-port={client}"]
     command += ["--include-dashboard=true", f"--dashboard-host={HOST}", f"--dashboard-port={dashboard}"]
     command += [f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={agent_grpc}"]
-    command += [f"--temp-dir={_temp_dir(data)}"]
+    # Without this port, the server for Ray Client waits at most 30 s for the node to say its own, and then ends
+    # (ray/util/client/server/proxier.py, Ray 2.55.0). It cannot be left out.
+    command += [f"--runtime-env-agent-port={environments}", f"--temp-dir={_temp_dir(data)}"]
     if not gpus:
         cpus = PRETENDED_GPUS + SPARE_CPUS + PRETENDED_GPUS
         command += [f"--num-gpus={PRETENDED_GPUS}", f"--num-cpus={cpus}"]
@@ -161,6 +162,9 @@ def _environment(data: Path) -> Mapping[str, str]:
         # Ray's only switch (meant for other systems' firewalls) that makes 127.0.0.1 the node's address. Otherwise Ray
         # replaces --node-ip-address=127.0.0.1 by the public address, and its control store listens for all machines.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Ray gives up after 30 and 60 s: one of the dashboard's processes, and all of it.
+        "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": str(START_SECONDS),
+        "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_SECONDS),
         # Ray would start a worker for each CPU slot in advance, and each worker imports torch.
         "RAY_prestart_worker_first_driver": "0",
     }

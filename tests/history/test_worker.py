@@ -27,7 +27,7 @@ from rhyme_openrlhf.history.worker import (  # noqa: E402
 from rhyme_openrlhf.prompt_keys import owner, prompt_key  # noqa: E402
 from rhyme_openrlhf.settings.history import HistorySettings  # noqa: E402
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402
-from rhyme_openrlhf.telemetry.events import Note  # noqa: E402
+from rhyme_openrlhf.telemetry.events import HistoryState, Note  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +205,11 @@ def notes(workers: list[Any]) -> Any:
     return Notes.options(num_cpus=0, name="notes").remote()
 
 
+def taken(notes: Any) -> list[Any]:
+    events: list[Any] = ray.get(notes.take.remote())
+    return events
+
+
 def big(prompt: str, seed: int) -> PromptRollout:
     tokens = np.random.default_rng(seed).integers(0, 50_000, 4000)
     return PromptRollout(prompt_key(prompt), (Piece([1, 2, 3], tokens, 1.0),), (tokens.size,))
@@ -223,7 +228,10 @@ def test_a_full_disk_is_told_once_and_indexes_are_built_again(notes: Any, tmp_pa
     ray.get(worker.record.remote(1, rollouts))
     found = ray.get([worker.index.remote(rollout.prompt_key) for rollout in rollouts])
     assert all(map(drafts, found, rollouts))
-    warnings = [event.text for event in ray.get(notes.take.remote()) if isinstance(event, Note)]
+    # The worker does not wait for its messages to arrive, but they arrive in their order.
+    ray.get(worker.record.remote(2, rollouts[:1]))
+    wait_until(lambda: any(isinstance(event, HistoryState) and event.step == 2 for event in taken(notes)), "step 2")
+    warnings = [event.text for event in taken(notes) if isinstance(event, Note)]
     assert len(warnings) == 1 and "history worker 0 cannot write draft indexes to" in warnings[0]
     stop_history_workers([worker])
     ray.kill(worker)

@@ -54,8 +54,8 @@ def cluster(data: Path, starts_ray: None) -> Iterator[LocalCluster]:
         other.bind((HOST, 0))
         other.listen()
         choose = local_cluster._free_ports
-        taken = [[other.getsockname()[1], *choose(4)]]
-        patch.setattr(local_cluster, "_free_ports", lambda count: taken.pop() if taken else choose(count))
+        taken = [other.getsockname()[1]]
+        patch.setattr(local_cluster, "_free_ports", lambda n: [taken.pop(), *choose(n - 1)] if taken else choose(n))
         started = start_local_cluster(data)
     yield started
     started.stop()
@@ -102,6 +102,13 @@ def test_nothing_listens_for_other_machines_and_the_token_is_private(cluster: Lo
         RayLauncher(cluster.address, "wrong").gpus()
     with pytest.raises(ClusterUnreachable):
         RayLauncher(cluster.address).gpus()
+
+
+def test_its_server_for_ray_client_does_not_end_where_the_node_is_late(cluster: LocalCluster, data: Path) -> None:
+    head = psutil.Process(int(json.loads((data / STATE_FILE).read_text())["pid"]))
+    (command,) = [line for one in head.children() if "ray.util.client.server" in (line := one.cmdline())]
+    (agent,) = [part for part in command if part.startswith("--runtime-env-agent-address=")]
+    assert int(agent.rpartition(":")[2]) > 0  # with 0, it asks the node, for at most 30 s
 
 
 def test_another_process_took_a_port_and_ray_is_started_again(cluster: LocalCluster, data: Path) -> None:
