@@ -91,7 +91,7 @@ def test_the_queue_says_what_each_run_waits_for(launching_dashboard: Any) -> Non
     client = launching_dashboard.signed_in("operator")
     cluster = launching_dashboard.app.state.launching.launcher
     started(client, "large", arguments={"vllm": {"num_engines": 20}})
-    started(client, "small")
+    small = started(client, "small")
     page = client.get("/ui/cluster/parts/state").text
     assert "it will be refused: the run needs 21 GPUs, the cluster has 8" in page
     assert "it starts in a moment" in page and "10.0.0.1" in page
@@ -101,6 +101,9 @@ def test_the_queue_says_what_each_run_waits_for(launching_dashboard: Any) -> Non
     assert "Ray does not respond" in page and "small" in page
     assert "waits in the queue" in client.get("/ui/cluster/parts/room").text
     assert client.get("/cluster").status_code == 200
+    link = '<a href="/cluster">'
+    assert link in client.get(f"/ui/runs/{small}/parts/header").text
+    assert link not in client.get(f"/ui/runs/{launching_dashboard.run_uid}/parts/header").text
 
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
