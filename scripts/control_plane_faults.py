@@ -458,7 +458,7 @@ def _set_up(fault: Fault, store: str, seconds: float, folder: Path, stack: ExitS
         found = programs()
         assert found is not None
         # As real servers have it: without, a killed server has lost what it had said is stored.
-        postgresql = Server(found, fsync=True, folder=disk if fault.mounts else None)
+        postgresql = Server(found, fsync=True, folder=str(disk) if fault.mounts else "/tmp")
         stack.callback(postgresql.stop)
     clocks = [folder / "service.clock", folder / "run.clock"] if fault.turns_clocks else []
     for clock in clocks:

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
+import random
 import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,6 +37,9 @@ from rhyme_openrlhf.run.resources import SPARE_CPUS
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+# Between the ports of Ray's workers and those that Linux gives to any program that asks for one. Ray ends if one of its
+# ports is taken, for some of them only seconds after it has started.
+PORTS = range(20_000, 32_768)
 # Simulated GPUs are slots with one CPU slot each, enough to try a layout on a small machine. The number of runs limits
 # how many processes really run side by side.
 PRETENDED_GPUS = 8
@@ -264,12 +269,13 @@ def _gpus_there() -> bool:
 
 def _free_ports(count: int) -> list[int]:
     """Return ports that are free now, all different."""
-    with contextlib.ExitStack() as stack:
-        return list(_bound(stack, count))
+    return list(itertools.islice(filter(_is_free, random.SystemRandom().sample(PORTS, len(PORTS))), count))
 
 
-def _bound(stack: contextlib.ExitStack, count: int) -> Iterator[int]:
-    for _ in range(count):
-        bound = stack.enter_context(socket.socket())
-        bound.bind((HOST, 0))
-        yield bound.getsockname()[1]
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind((HOST, port))
+        except OSError:
+            return False
+    return True

@@ -61,6 +61,10 @@ def cluster(data: Path, starts_ray: None) -> Iterator[LocalCluster]:
     started.stop()
 
 
+def head_of(data: Path) -> psutil.Process:
+    return psutil.Process(int(json.loads((data / STATE_FILE).read_text())["pid"]))
+
+
 def launcher(cluster: LocalCluster, command: str) -> RayLauncher:
     return RayLauncher(cluster.address, cluster.token, command)
 
@@ -89,7 +93,7 @@ def folder(path: Path) -> Path:
 
 
 def test_nothing_listens_for_other_machines_and_the_token_is_private(cluster: LocalCluster, data: Path) -> None:
-    head = psutil.Process(int(json.loads((data / STATE_FILE).read_text())["pid"]))
+    head = head_of(data)
     addresses = {
         connection.laddr.ip
         for process in [head, *head.children(recursive=True)]
@@ -105,10 +109,21 @@ def test_nothing_listens_for_other_machines_and_the_token_is_private(cluster: Lo
 
 
 def test_its_server_for_ray_client_does_not_end_where_the_node_is_late(cluster: LocalCluster, data: Path) -> None:
-    head = psutil.Process(int(json.loads((data / STATE_FILE).read_text())["pid"]))
-    (command,) = [line for one in head.children() if "ray.util.client.server" in (line := one.cmdline())]
+    (command,) = [line for one in head_of(data).children() if "ray.util.client.server" in (line := one.cmdline())]
     (agent,) = [part for part in command if part.startswith("--runtime-env-agent-address=")]
     assert int(agent.rpartition(":")[2]) > 0  # with 0, it asks the node, for at most 30 s
+
+
+def test_ports_are_free_different_and_given_to_no_one_who_asks_for_any(
+    monkeypatch: pytest.MonkeyPatch, starts_listener: None
+) -> None:
+    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = local_cluster._free_ports(6)
+    assert len(set(ports)) == 6 and all(20_000 <= port < below for port in ports)
+    with socket.socket() as other:
+        other.bind((HOST, ports[0]))
+        monkeypatch.setattr(local_cluster, "PORTS", range(ports[0], ports[0] + 1))
+        assert local_cluster._free_ports(1) == []
 
 
 def test_another_process_took_a_port_and_ray_is_started_again(cluster: LocalCluster, data: Path) -> None:
@@ -117,7 +132,7 @@ def test_another_process_took_a_port_and_ray_is_started_again(cluster: LocalClus
 
 
 def test_ray_that_ends_when_its_node_is_up_has_not_started(tmp_path: Path, starts_python: None) -> None:
-    """Ray does so on a busy machine, where its server for Ray Client gives up."""
+    """Ray does so where another process took the port of its server for Ray Client."""
     program = "import time; time.sleep(1); raise SystemExit(1)"
     responds: Any = SimpleNamespace(launcher=lambda: SimpleNamespace(gpus=lambda: PRETENDED_GPUS))
     with (
@@ -274,7 +289,7 @@ def test_another_cluster_in_the_environment_is_not_touched(tmp_path: Path, monke
 
 
 def test_stopping_leaves_no_process(cluster: LocalCluster, data: Path) -> None:
-    head = psutil.Process(int(json.loads((data / STATE_FILE).read_text())["pid"]))
+    head = head_of(data)
     everything = [head, *head.children(recursive=True)]
     cluster.stop()
     assert not [process for process in everything if process.is_running() and process.status() != "zombie"]
