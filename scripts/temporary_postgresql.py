@@ -5,8 +5,8 @@
 
 Prints the URL of an empty database on one line and stays until its standard input ends; or runs COMMAND with
 DATABASE_URL set, and ends with it. Then the server is stopped and everything deleted. Exit status 3: PostgreSQL's
-programs are not installed (Debian: postgresql). Without --fsync it forgoes what only a loss of power needs. Then
-its files are in memory where there is room, because a slow disk takes a third of a second for each database.
+programs are not installed (Debian: postgresql). Without --fsync it forgoes what only a loss of power needs, and
+has its files in memory where there is room. A slow disk takes a third of a second for each database.
 
 It listens on a socket in its directory alone. PostgreSQL refuses to run as root: then it runs as the user postgres, or
 nobody if there is none.
@@ -29,7 +29,7 @@ MISSING = 3
 DEBIAN_PROGRAMS = "/usr/lib/postgresql"
 # Making a cluster writes about 40 MB, and a start recovers it: a slow disk and a busy machine take long.
 LIMIT_SECONDS = 300
-MEMORY = Path("/dev/shm")
+MEMORY = "/dev/shm"
 # PostgreSQL keeps up to 1 GB of its log of changes. Containers often have 64 MB of such memory.
 ROOM_BYTES = 2 * 1024**3
 
@@ -46,11 +46,9 @@ def programs() -> Path | None:
 class Server:
     """The server; `stop` deletes it."""
 
-    def __init__(self, bin_directory: Path, fsync: bool, folder: Path | None = None) -> None:
+    def __init__(self, bin_directory: Path, fsync: bool, folder: str = "/tmp") -> None:
         """`folder` must be short: a socket's path may have no more than 107 characters."""
         self._bin = bin_directory
-        if folder is None:
-            folder = Path("/tmp") if fsync or not has_room(MEMORY) else MEMORY
         self._home = Path(tempfile.mkdtemp(prefix="rhyme-pg-", dir=folder))
         self._user = _unprivileged()
         if self._user is not None:
@@ -104,11 +102,6 @@ class Server:
             raise RuntimeError(f"{program} failed with {done.returncode}; the server's log is {self._home / 'log'}")
 
 
-def has_room(folder: Path) -> bool:
-    """Return True if a server may have its files there."""
-    return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= ROOM_BYTES
-
-
 def _unprivileged() -> pwd.struct_passwd | None:
     if os.geteuid() != 0:
         return None
@@ -130,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISSING
     # So that a terminated script still stops its server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    server = Server(found, chosen.fsync)
+    room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES
+    server = Server(found, chosen.fsync, MEMORY if room and not chosen.fsync else "/tmp")
     try:
         if chosen.command:
             return subprocess.run(
