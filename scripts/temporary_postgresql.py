@@ -49,7 +49,8 @@ class Server:
     def __init__(self, bin_directory: Path, fsync: bool, folder: str = "/tmp") -> None:
         """`folder` must be short: a socket's path may have no more than 107 characters."""
         self._bin = bin_directory
-        self._home = Path(tempfile.mkdtemp(prefix="rhyme-pg-", dir=folder))
+        # Not `rhyme-`: tests look for what a training run left in shared memory by that name, also beside this server.
+        self._home = Path(tempfile.mkdtemp(prefix="postgresql-", dir=folder))
         self._user = _unprivileged()
         if self._user is not None:
             os.chown(self._home, self._user.pw_uid, self._user.pw_gid)
