@@ -21,6 +21,8 @@ from rhyme_openrlhf.api.store.database import DatabaseError
 
 logger = logging.getLogger(__name__)
 
+NO_CLUSTER = "this service cannot start runs: it was started without a Ray cluster"
+
 
 async def launching(request: Request) -> Launching:
     """Return the launching object; an app without one (in tests) gets one that starts no runs."""
@@ -35,8 +37,7 @@ async def starting(request: Request) -> Launching:
     """Return the launching object if it can start runs, else raise ProblemError 409, because a retry does not help."""
     found = await launching(request)
     if found.launcher is None:
-        detail = "this service cannot start runs: it was started without a Ray cluster"
-        raise ProblemError(409, detail, code="no_cluster")
+        raise ProblemError(409, NO_CLUSTER, code="no_cluster")
     return found
 
 

@@ -20,7 +20,6 @@ from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid, created_at
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import KeyReused, LaunchConflict, Launching
-from rhyme_openrlhf.api.launch.lease import NOBODY, find_holder, not_dispatching
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable
 from rhyme_openrlhf.api.launch.schema import options, upstream_version
 from rhyme_openrlhf.api.launch.spec import (
@@ -146,16 +145,6 @@ class OptionView(BaseModel):
     refused: str = Field(description="Reason why a spec may not set it; empty if it may.")
     expert: bool = Field(description="True if few users set it: forms fold it away.")
     allowed: str = Field(description="The allowed values in words.")
-
-
-class DispatcherView(BaseModel):
-    """The service on this database that starts, watches and stops runs."""
-
-    here: bool = Field(description="True if it is the responding service.")
-    host: str | None = Field(description="Its host name; null while no service dispatches.")
-    pid: int | None
-    since: float | None = Field(description="Unix seconds, by its clock.")
-    message: str = Field(description="The same in one sentence; empty if it is the responding service.")
 
 
 class JobLog(BaseModel):
@@ -287,18 +276,6 @@ def resume_run(
     With a key that has resumed this run before, nothing happens.
     """
     return _change(service, uid, lambda session, run: launches.resume_run(session, launching, run.id, time.time(), key))
-
-
-@router.get("/dispatcher", summary="Which service starts runs")
-def get_dispatcher(who: auth.Viewer, service: ServiceDep) -> DispatcherView:
-    """Return which of several services on one database starts queued runs; the others only add runs to the queue."""
-    with service.database.reading(snapshot=False) as session:
-        holder = find_holder(session)
-    message = not_dispatching(holder, service.uid)
-    if holder is None or holder.service == NOBODY:
-        return DispatcherView(here=False, host=None, pid=None, since=None, message=message)
-    here = holder.service == service.uid
-    return DispatcherView(here=here, host=holder.host, pid=holder.pid, since=holder.since, message=message)
 
 
 @router.get(

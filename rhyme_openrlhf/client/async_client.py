@@ -93,6 +93,7 @@ class AsyncClient:
     rename_view = sends(calls.rename_view)
     delete_view = sends(calls.delete_view)
     run = sends(calls.run)
+    queue = sends(calls.queue)
     start = sends(calls.start)
     sweep = sends(calls.sweep)
     experiments = lists(calls.experiments)

@@ -155,6 +155,11 @@ def run(uid: str) -> Call[models.RunDetail]:
     return Call("GET", f"/runs/{uid}")
 
 
+def queue() -> Call[models.Queue]:
+    """Return the waiting runs with what each waits for, and the runs that have their GPUs."""
+    return Call("GET", "/queue")
+
+
 def start(
     command: str = "",
     *,

@@ -83,6 +83,28 @@ class RunDetail(Run):
     etag: str
 
 
+class QueuedRun(TypedDict):
+    """A run at `position` in the queue and what it waits for, or at 0 one that has its GPUs, since `since`."""
+
+    uid: str
+    name: str
+    status: str
+    gpus: int
+    since: float
+    position: int
+    why: str
+
+
+class Queue(TypedDict):
+    """The queue. `gpus`: of the cluster, None while it does not respond; `message`: why no run starts now, or ""."""
+
+    gpus: int | None
+    max_runs: int
+    message: str
+    active: list[QueuedRun]
+    waiting: list[QueuedRun]
+
+
 class Experiment(TypedDict):
     """A named set of runs, and their number."""
 

@@ -153,8 +153,8 @@ def deliveries_table(deliveries: Sequence[Json]) -> Table:
     return table
 
 
-def run_table(run: Json, now: float) -> Table:
-    """Build the table of one run, with a line for each known value."""
+def run_table(run: Json, now: float, waits_for: str = "") -> Table:
+    """Build the table of one run, with a line for each known value, and for what it waits in the queue."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -174,6 +174,8 @@ def run_table(run: Json, now: float) -> Table:
     ]
     for phase in reversed(run.get("phases") or []):
         lines.insert(3, ("now", text(phase.get("text"))))
+    if waits_for:
+        lines.insert(3, ("waits for", text(waits_for)))
     for name in ("experiment", "parent", "notes"):
         if run.get(name):
             lines.append((name, text(run[name])))

@@ -200,6 +200,8 @@ def test_a_run_is_started_stopped_resumed_and_cloned(rhyme: Rhyme) -> None:
     assert cloned["spec"]["arguments"]["histospec"]["window_max"] == 64
     assert "num_episodes" not in cloned["spec"]["arguments"]["train"]
     assert answer(rhyme, "show", "last")["uid"] == cloned["uid"]
+    code, out, _ = rhyme("show", "wide")
+    assert code == 0 and re.search("waits for +Ray does not respond", out)
 
 
 def test_a_spec_is_started_from_a_file_once(rhyme: Rhyme, tmp_path: Path) -> None:

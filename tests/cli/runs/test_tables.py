@@ -79,7 +79,12 @@ def test_one_run() -> None:
     shown = rendered(tables.run_table(RUN, NOW))
     for part in ("0f3a5b7c9d1e2f40", "3 events never arrived", "attempt 1", "running, queued 1 min 39 s ago, /r/1"):
         assert part in shown
-    assert "notes" not in shown
+    assert "notes" not in shown and "waits for" not in shown
+    queued = rendered(tables.run_table({**RUN, "status": "queued"}, NOW, "it needs 4 GPUs")).splitlines()
+    (at,) = (
+        number for number, line in enumerate(queued) if line.split() == ["waits", "for", "it", "needs", "4", "GPUs"]
+    )
+    assert queued[at - 1].split() == ["status", "queued"]
 
 
 def test_a_run_of_another_version_is_shown_as_far_as_it_is_known() -> None:
