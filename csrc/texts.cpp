@@ -188,7 +188,10 @@ void Texts::append(std::span<const std::int64_t> numbers, std::span<const std::i
     prefetch_samples(numbers);
     std::size_t total = 0;
     for (std::size_t at = 0; at < numbers.size(); ++at) {
-        if (numbers[at] != NO_SAMPLE) prefetch(running(numbers[at]).text, samples[numbers[at]].written);
+        if (numbers[at] != NO_SAMPLE) {
+            const Sample& sample = running(numbers[at]);
+            prefetch(sample.text, sample.written);
+        }
         require(counts[at] >= 0 && counts[at] <= static_cast<std::int64_t>(tokens.size()), "impossible count");
         total += static_cast<std::size_t>(counts[at]);
     }

@@ -88,7 +88,7 @@ def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[Layout
     check_profile(args, config, decided.drafting)
     check_source(args, config, decided)
     args.drafting.runner, why = choose_runner(args, architecture_of(config), decided)
-    check_hybrid(args, config, decided.drafting)
+    check_hybrid(args, config)
     _check_reallocation(args)
     layouts, said = check_layouts(args, config, on_gpus)
     _check_transport(args, on_gpus)

@@ -16,7 +16,6 @@ from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import ProfileError, model_name
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.run import model_shape
-from rhyme_openrlhf.run.resources import MOST_HYBRID_DRAFTS
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
@@ -90,18 +89,19 @@ def is_hybrid(config: Any) -> bool:
     return model_shape.is_hybrid(config.get_text_config().to_dict())
 
 
-def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
-    """Check that a hybrid model's states fit beside drafts of the requested length."""
-    from_history = drafting.from_history
-    most = max(args.histospec.window_max if from_history else 0, drafting.tokens if drafting.method else 0)
-    if not args.histospec.enable or most <= MOST_HYBRID_DRAFTS or not is_hybrid(config):
-        return
-    shorter = "--histospec.window_max" if from_history else "--drafting.tokens"
-    raise PreflightError(
-        f"--actor.model_name_or_path: {args.actor.model_name_or_path} has Mamba-like layers, of which vLLM keeps "
-        f"{most + 1} states for each sample where drafts have up to {most} tokens: give {shorter} "
-        f"{MOST_HYBRID_DRAFTS} or less, or --no-histospec.enable"
-    )
+def check_hybrid(args: SimpleNamespace, config: Any) -> None:
+    """Check that a hybrid model runs without drafts.
+
+    vLLM keeps a state behind each draft token of a step. Where a sample has no draft in the next step, vLLM goes on
+    from the first of them, and what the sample accepted is not in it. Every source of ours has drafts in some steps
+    only. Found by reading vLLM 0.29.0 (v1/attention/backends/gdn_attn.py and short_conv_attn.py: rows without drafts).
+    """
+    if args.histospec.enable and is_hybrid(config):
+        raise PreflightError(
+            f"--actor.model_name_or_path: {args.actor.model_name_or_path} has Mamba-like layers, and vLLM loses part "
+            "of their state where a sample has drafts in some steps only, which would change what the model "
+            "generates: give --no-histospec.enable"
+        )
 
 
 def check_source(args: SimpleNamespace, config: Any, settings: RhymeSettings) -> None:

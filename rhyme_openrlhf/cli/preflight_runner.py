@@ -49,6 +49,8 @@ def _decided(args: SimpleNamespace, architecture: str, settings: RhymeSettings) 
         return V1, f"drafts of --drafting.source {settings.drafting.source} can be cut there alone"
     if settings.samples_move:
         return V1, "moves (--move.enable, --reallocation.enable, --tp_switch.enable) read the state of samples there"
+    if settings.emulate.profile:
+        return V1, "steps on another machine's clock are scheduled one after the other (--emulate.profile)"
     if settings.run.reproducible:
         return V1, "a reproducible run is resumed on the runner that it began with (--run.reproducible)"
     if os.environ.get("RAY_ADDRESS"):
@@ -69,6 +71,11 @@ def _check(settings: RhymeSettings) -> None:
         raise PreflightError(
             f"{runner} goes with no moves, which read the state of samples in v1: leave --move.enable, "
             "--reallocation.enable and --tp_switch.enable out, or the runner"
+        )
+    if settings.emulate.profile and settings.drafting.runner == V2_ASYNC:
+        raise PreflightError(
+            f"{runner} does not go with --emulate.profile, whose steps are scheduled one after the other: take "
+            "--drafting.runner v2"
         )
     if not gpu_present():
         raise PreflightError(f"{runner} needs a GPU: vLLM's second model runner computes with Triton kernels")

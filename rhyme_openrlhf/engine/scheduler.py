@@ -207,7 +207,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
         if parallel.pipeline_parallel_size > 1:
             raise ValueError(
                 "--drafting.runner v2-async needs the tokens of each step before the next one begins, and stages of a "
-                "pipeline begin earlier: take --drafting.runner v2"
+                "pipeline begin earlier: take an engine of one stage"
             )
         # The step that was filled last, and as it was scheduled, until its tokens are known.
         self._step: Any = None

@@ -26,7 +26,14 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Words in the kinds of layers (Transformers 5) that keep a state of the whole text in place of keys and values.
 _RECURRENT_LAYERS = ("linear", "mamba", "hybrid", "recurrent")
 # What configurations of such models have beside, where they do not list their layers' kinds.
-_RECURRENT_SIZES = ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache", "linear_conv_kernel_dim")
+_RECURRENT_SIZES = (
+    "mamba_d_state",
+    "ssm_state_size",
+    "state_size",
+    "conv_L_cache",
+    "linear_conv_kernel_dim",
+    "linear_attn_config",
+)
 
 
 @dataclass(frozen=True)

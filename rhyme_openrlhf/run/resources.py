@@ -99,9 +99,6 @@ BUFFER_COPIES = 2
 SHM_BYTES = 2**30
 # vLLM's share of a GPU is rounded down to this when a plan proposes one.
 SHARE_STEPS = 20
-# vLLM 0.29.0 keeps a state for each draft token of each sample, and one more (model_executor/layers/mamba/abstract.py):
-# with 3 four times the memory, with the 32 of other models 33 times.
-MOST_HYBRID_DRAFTS = 3
 _NAMES = {
     ENGINES: "engine",
     "actor": "policy",

@@ -11,9 +11,11 @@ import pytest
 
 from rhyme_openrlhf.cli import preflight, preflight_runner, upstream
 from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.latency.profile import to_text
 from rhyme_openrlhf.settings.drafting import V1, V2
 from rhyme_openrlhf.verify import record
 from tests import nvml
+from tests.latency import formula
 
 Decide = Callable[..., tuple[str, tuple[str, ...]]]
 
@@ -73,6 +75,13 @@ def test_features_that_keep_the_first_runner(decide: Decide, flags: tuple[str, .
     runner, said = decide(*flags)
     assert runner == V1
     assert re.search(reason, " ".join(said))
+
+
+def test_another_machine_s_clock_keeps_the_first_runner(decide: Decide, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(to_text(formula.profile()))
+    runner, said = decide("--emulate.profile", str(profile))
+    assert runner == V1 and "steps on another machine's clock" in " ".join(said)
 
 
 def test_a_cluster_keeps_the_first_runner(decide: Decide, monkeypatch: pytest.MonkeyPatch) -> None:

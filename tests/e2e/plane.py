@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 RHYME = [sys.executable, "-m", "rhyme_openrlhf.cli.main"]
 # Three runs after each other, each of which loads everything; machines are not always idle.
-RUN_TIMEOUT_S = 420
+RUN_TIMEOUT_S = 900
 
 
 class Plane:

@@ -19,7 +19,7 @@ from tests.e2e.runs import FinishedRun, check_weights, events_of
 
 pytest.importorskip("uvicorn")
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(4 * RUN_TIMEOUT_S)
 
 # Two of an epoch; the run is asked to stop within the third.
 STEPS = 4

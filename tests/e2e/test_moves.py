@@ -36,8 +36,10 @@ def test_samples_move_by_themselves_and_outlive_an_engine(train: Callable[..., F
     assert [event.status for event in run.of(RunFinished)] == ["succeeded"]
     moved = [event for event in run.of(SampleMoved) if event.outcome == "moved"]
     assert moved and {event.cause for event in moved} == {"reallocation"}
-    # A sample that had just come to the engine that is killed has no first token there.
-    assert all(event.downtime_seconds is not None for event in moved if event.step < 7)
+    # Of a sample that ends before its engine is asked for the time of its first token, none is known. One that had just
+    # come to the engine that is killed has no first token there.
+    downtimes = [event.downtime_seconds for event in moved if event.downtime_seconds is not None]
+    assert downtimes and min(downtimes) > 0
     assert len((run.path / "samples" / "step-000008.jsonl").read_text().splitlines()) == 8
     # Steps 7 and 8 are of one engine; each step is whole.
     assert [event.samples for event in run.of(RolloutFinished)] == [16] * 8

@@ -44,6 +44,8 @@ class Engine:
         self.late = late
         self.scheduler = scheduler_of("rules", RUNNING, 512, asynchronous=late)
         self.texts: dict[str, list[int]] = {}
+        # Of a prompt that needs several steps: tokens that are still to be computed.
+        self.unread: dict[str, int] = {}
         self.written: dict[str, int] = {}
         # Of each request: position and draft of each step.
         self.drafts: dict[str, list[tuple[int, list[int]]]] = {}
@@ -56,12 +58,14 @@ class Engine:
         drafting.source.install("p", build_index([Piece(PROMPT, history, 1.0)]))
         self.texts, self.written, self.drafts = {}, {}, {}
 
-    def add(self, name: str, text: list[int]) -> None:
+    def add(self, name: str, text: list[int], prompt: list[int] = PROMPT) -> None:
         """Start a sample that will have this text."""
         parameters = SamplingParams(temperature=1, max_tokens=len(text), extra_args={PROMPT_KEY: "p"})
         parameters.update_from_generation_config({}, eos_token_id=None)
         self.texts[name], self.written[name], self.drafts[name] = text, 0, []
-        self.scheduler.add_request(Request(name, PROMPT, parameters, None))
+        if prompt is not PROMPT:
+            self.unread[name] = len(prompt)
+        self.scheduler.add_request(Request(name, prompt, parameters, None))
 
     def compute(self, step: Any) -> ModelRunnerOutput:
         """Sample behind each prompt or draft as the texts say."""
@@ -71,6 +75,15 @@ class Engine:
             text, at = self.texts[name], self.written[name]
             draft = drafts.get(name, [])
             assert len(draft) == len(step.scheduled_spec_decode_tokens.get(name, []))
+            if self.unread.get(name):
+                self.unread[name] -= step.num_scheduled_tokens[name]
+                if self.unread[name]:
+                    new.append([])
+                    continue
+                self.unread.pop(name)
+                new.append(text[:1])
+                self.written[name] = 1
+                continue
             assert step.num_scheduled_tokens[name] - len(draft) in (1, len(PROMPT) + at)
             if draft:
                 self.drafts[name].append((at, draft))
@@ -171,6 +184,28 @@ def test_room_for_drafts_keeps_no_prompt_out(engines: Any, monkeypatch: pytest.M
     assert engine.written["late"] and engine.written["one"] < len(history)
     while engine.scheduler.has_requests() or under_way:
         engine.step(under_way)
+
+
+def test_a_long_prompt_gets_half_of_each_step(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three samples draft 32 tokens each, which a step of 32 tokens has no room for beside a prompt of 100."""
+    history = list(range(40, 140))
+    for engine in engines:
+        monkeypatch.setattr(engine.scheduler, "max_num_scheduled_tokens", 32)
+        engine.fresh(history)
+        under_way: list[tuple[Any, ModelRunnerOutput]] = []
+        for name in ("one", "two", "three"):
+            engine.add(name, list(history))
+        for _ in range(3):
+            engine.step(under_way)
+        engine.add("late", history[:3], prompt=list(range(100)))
+        steps = 0
+        while not engine.written["late"]:
+            engine.step(under_way)
+            steps += 1
+        # The first of them was full already, and 100 tokens are seven times 16 at most.
+        assert steps <= 8 and engine.written["one"] < len(history)
+        while engine.scheduler.has_requests() or under_way:
+            engine.step(under_way)
 
 
 def test_a_stopped_sample_and_new_weights_leave_the_texts_right(engines: Any) -> None:

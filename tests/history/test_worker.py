@@ -158,7 +158,7 @@ def test_a_checkpoint_brings_history_back_to_any_number_of_workers(workers: list
             ray.kill(worker)
 
 
-def test_a_worker_that_does_not_answer_is_given_up(workers: list[Any]) -> None:
+def test_a_worker_that_does_not_answer_is_given_up(workers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     @ray.remote
     class Slow:
         def index(self, key: str) -> None:
@@ -180,7 +180,10 @@ def test_a_worker_that_does_not_answer_is_given_up(workers: list[Any]) -> None:
     # Said once, until it has answered in between.
     asyncio.run(install("any"))
     assert feed.take_problems() == []
-    asyncio.run(HistoryFeed.install(feed, "known"))
+    # The short limit is for what is not answered.
+    with monkeypatch.context() as patient:
+        patient.setattr(feed, "_timeout_s", 60.0)
+        asyncio.run(HistoryFeed.install(feed, "known"))
     asyncio.run(install("any"))
     assert feed.take_problems() == said
     ray.kill(slow)

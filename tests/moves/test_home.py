@@ -145,7 +145,9 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
     assert {(event.source_engine, event.destination_engine, event.cause) for event in moves[:THRESHOLD]} == {
         (0, 1, "reallocation")
     }
-    assert all(event.downtime_seconds and event.downtime_seconds > 0 for event in moves if event.outcome == "moved")
+    # A sample that is moved late may end before this process asks when its first token came.
+    downtimes = [event.downtime_seconds for event in moves if event.outcome == "moved"]
+    assert all(downtimes[:THRESHOLD]) and all(one is None or one > 0 for one in downtimes)
     assert set(statuses) == {0, 1}
     for status in statuses.values():
         assert status.open and 0 < len(status.samples) <= 8 and all(sample.context > 20 for sample in status.samples)

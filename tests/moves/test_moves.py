@@ -281,7 +281,8 @@ def test_what_must_not_move_does_not(pair: Engines, tmp_path: Path) -> None:
         assert (await first).move.phase is Phase.RUNNING
         pair.engines[0].hold_at(0)
         pair.engines[0].raw.set_weight_version(3)
-        await asyncio.sleep(0.3)
+        while keeper.engines[0].weight_version != 3:
+            await asyncio.sleep(0.01)
         with pytest.raises(MoveRefused, match="engine 1 has weight version 0, engine 0 has 3"):
             await mover.move(sample, 0, "reallocation")
         pair.engines[1].hold_at(0)

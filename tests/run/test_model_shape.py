@@ -114,6 +114,7 @@ def test_what_would_be_counted_wrongly_has_no_shape(changed: dict[str, Any]) -> 
         ({**QWEN3_8B, "layer_types": ["full_attention", "linear_attention"]}, True),
         ({"text_config": {"layer_types": ["linear_attention"]}}, True),
         ({**QWEN3_8B, "mamba_d_state": 128}, True),
+        ({**QWEN3_8B, "linear_attn_config": {"kda_layers": [1, 2, 3]}}, True),
     ],
 )
 def test_layers_with_a_state_make_a_model_hybrid(config: dict[str, object], hybrid: bool) -> None:

@@ -68,8 +68,8 @@ def test_what_takes_too_long_is_interrupted_once(tmp_path: Path) -> None:
 def test_a_request_that_cannot_be_written_ends_the_run_all_the_same(tmp_path: Path) -> None:
     termination = Termination(tmp_path / "missing" / "stop-request.json", 0.0)
     termination.install()
-    terminate()
     with pytest.raises(Interrupted):
+        terminate()
         run(DEADLINE_S)
     termination.close()
 

@@ -29,7 +29,9 @@ from rhyme_openrlhf.weights.buckets import Parameter, Segment, lay_out, plan_buc
 from rhyme_openrlhf.weights.segment_file import SegmentFile
 from rhyme_openrlhf.weights.sync import WeightSync
 
-LIMIT_SECONDS = 60.0
+# Eight ranks and an engine start one after the other on each node.
+LIMIT_SECONDS = 240.0
+pytestmark = pytest.mark.timeout(900)
 GPUS_OF_A_NODE = 4
 BUCKETS = plan_buckets([Parameter(f"p{i}", (64,), "uint8", 64) for i in range(4)], 128, 2)
 

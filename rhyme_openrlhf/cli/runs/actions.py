@@ -45,18 +45,8 @@ class UsageError(ClientError):
 def show(client: Client, args: argparse.Namespace) -> int:
     """`rhyme runs show`"""
     run = client.run(client.find(args.run))
-    show_answer(args, run, lambda: tables.run_table(run, time.time(), waits_for(client, run)))
+    show_answer(args, run, lambda: tables.run_table(run, time.time(), watch.waits_for(client, run)))
     return 0
-
-
-def waits_for(client: Client, run: RunDetail) -> str:
-    """Return what a queued run waits for, or why that is unknown; "" for a run that is not queued."""
-    if run["status"] != "queued":
-        return ""
-    try:
-        return next((one["why"] for one in client.queue()["waiting"] if one["uid"] == run["uid"]), "")
-    except ClientError as error:
-        return f"unknown: {error}"
 
 
 def start(client: Client, args: argparse.Namespace) -> int:

@@ -1,19 +1,21 @@
 """A run's events on the terminal, as the lines that `rhyme train` prints, or one of its log files.
 
-Both can be followed. After a broken connection, following continues at the same place. It ends with the run.
+Both can be followed. After a broken connection, following continues at the same place. It ends with the run. Following
+the events of a run in the queue says what the run waits for.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TextIO
 
-from rhyme_openrlhf.client import Client
+from rhyme_openrlhf.client import Client, ClientError
 from rhyme_openrlhf.client.calls import ENDED, PAGE
-from rhyme_openrlhf.client.models import Event, LogChunk
+from rhyme_openrlhf.client.models import Event, LogChunk, RunDetail
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import EngineStep, Recorded, TrainStep
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, EngineCounters
@@ -85,10 +87,13 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
     if not follow:
         return
     newest = rows[-1]["id"] if rows else 0
+    said = "" if newest else _tell_wait(client, uid, "")
     for told in client.follow_events(uid, kinds=SHOWN_KINDS, after=newest):
         if told is not None:
             lines.show(told)
             newest = told["id"]
+        elif not newest:
+            said = _tell_wait(client, uid, said)
         # At a ping too: a run that was killed has no last word, and another one may have ended before.
         if (told is None or told["kind"] == LAST_KIND) and has_ended(client, uid):
             # What was stored between the last event and the end.
@@ -96,6 +101,24 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
             for one in [one for one in late if one["id"] > newest][::-1]:
                 lines.show(one)
             return
+
+
+def waits_for(client: Client, run: RunDetail) -> str:
+    """Return what a queued run waits for, or why that is unknown; "" for a run that is not queued."""
+    if run["status"] != "queued":
+        return ""
+    try:
+        return next((one["why"] for one in client.queue()["waiting"] if one["uid"] == run["uid"]), "")
+    except ClientError as error:
+        return f"unknown: {error}"
+
+
+def _tell_wait(client: Client, uid: str, said: str) -> str:
+    """Print on standard error what a queued run waits for, unless that was `said` last; return what is said now."""
+    why = waits_for(client, client.run(uid))
+    if why and why != said:
+        print(f"the run is in the queue: {without_controls(why)}", file=sys.stderr, flush=True)
+    return why
 
 
 def show_log(

@@ -212,16 +212,17 @@ class Drafting(Part):
     def keep_room(self, requests: Sequence[Any]) -> None:
         """Keep room for drafts with these requests, alike for all; none where a grammar would have to see them.
 
-        There is none either while drafts are left out. Half of a step's tokens are left to prompts that wait: vLLM
-        schedules running requests first. Room takes no KV block that another sample may need: where free blocks are
-        few, a sample's room ends with the blocks that it has.
+        There is none either while drafts are left out. Room takes no KV block that another sample may need: where free
+        blocks are few, a sample's room ends with the blocks that it has.
         """
-        if self._timing.forced_drafts is None and not self.gain.drafts_soon(ROOM_AHEAD):
+        forced = self._timing.forced_drafts
+        if forced is None and not self.gain.drafts_soon(ROOM_AHEAD):
             for request in requests:
                 request.spec_token_ids = []
             return
-        tokens = self._scheduler.max_num_scheduled_tokens // (2 if self._scheduler.waiting else 1)
-        each = max(tokens // max(len(self._scheduler.running), 1) - 1, 0)
+        each = max(self._decode_tokens() // max(len(self._scheduler.running), 1) - 1, 0)
+        if forced is not None:
+            each = min(each, forced)
         for request in requests:
             request.spec_token_ids = [] if request.request_id in self._ruled else request.spec_token_ids[:each]
         cache, block = self._scheduler.kv_cache_manager, self._scheduler.block_size
@@ -294,11 +295,22 @@ class Drafting(Part):
 
     def _most_drafts(self) -> int:
         """Return the draft tokens that fit into the next step beside its running samples."""
-        # Past its tokens a step vLLM leaves running requests out of the step.
-        tokens: int = self._scheduler.max_num_scheduled_tokens
+        # Past its tokens a step vLLM leaves running requests out of the step. A step that is scheduled already has its
+        # prompts.
+        tokens: int = self._scheduler.max_num_scheduled_tokens if self._late else self._decode_tokens()
         if self._most_rows is not None:
             tokens = min(tokens, self._most_rows)
         return max(tokens - len(self._scheduler.running), 0)
+
+    def _decode_tokens(self) -> int:
+        """Return the tokens of a step that samples and their drafts may take: half where a prompt needs the others.
+
+        vLLM schedules running requests first, in the order in which they came.
+        """
+        scheduler = self._scheduler
+        seat = len(scheduler.running) < scheduler.max_num_running_reqs
+        prompts = (seat and scheduler.waiting) or any(request.is_prefill_chunk for request in scheduler.running)
+        return int(scheduler.max_num_scheduled_tokens // (2 if prompts else 1))
 
     def _fitting(self, drafts: Sequence[list[int]]) -> Sequence[list[int]]:
         """Return the drafts of a step, cut so that all of them fit."""

@@ -109,11 +109,11 @@ def test_a_length_that_is_no_number_is_refused(api: Any) -> None:
 
 
 def test_who_is_too_fast_is_told_when_to_come_again(make_api: Any) -> None:
-    api = make_api(requests_per_second=0.5, request_burst=5)
+    api = make_api(requests_per_second=0.1, request_burst=5)
     answers = [api.viewer.get(RUNS) for _ in range(8)]
     assert [a.status_code for a in answers[:5]] == [200] * 5
     assert answers[-1].status_code == 429
-    assert 1 <= int(answers[-1].headers["retry-after"]) <= 2
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 10
     assert answers[-1].headers["content-security-policy"]
     assert api.nobody.get("/healthz").status_code == 200
 

@@ -133,10 +133,18 @@ def test_another_process_took_a_port_and_ray_is_started_again(cluster: LocalClus
 
 def test_ray_that_ends_when_its_node_is_up_has_not_started(tmp_path: Path, starts_python: None) -> None:
     """Ray does so where another process took the port of its server for Ray Client."""
-    program = "import time; time.sleep(1); raise SystemExit(1)"
-    responds: Any = SimpleNamespace(launcher=lambda: SimpleNamespace(gpus=lambda: PRETENDED_GPUS))
+    program = "import sys; sys.stdin.read(); raise SystemExit(1)"
+    asked: list[float] = []
+
+    def gpus() -> int:
+        asked.append(time.monotonic())
+        if len(asked) == 2:
+            ray.communicate(b"")
+        return PRETENDED_GPUS
+
+    responds: Any = SimpleNamespace(launcher=lambda: SimpleNamespace(gpus=gpus))
     with (
-        subprocess.Popen([sys.executable, "-c", program]) as ray,
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as ray,
         pytest.raises(LocalClusterError, match=r"ended with code 1 at its start: see .*ray\.log"),
     ):
         local_cluster._wait(ray, responds, tmp_path / LOG_FILE)

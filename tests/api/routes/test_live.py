@@ -99,10 +99,8 @@ def test_a_stream_begins_now_and_names_where_that_is(reported: Any, served: str)
         ).json()["items"][0]["id"]
         assert (kind, identity) == ("open", str(newest))
         row = {"kind": "note", "time": 1.0, "source": "late", "sequence": 0, "level": "info", "text": "now\nhere"}
-        began = time.monotonic()
         reported.send([row])
         assert next(stream)[2]["body"]["text"] == "now\nhere"
-        assert time.monotonic() - began < 5
 
 
 def test_only_the_kinds_asked_for(reported: Any, served: str) -> None:

@@ -128,7 +128,8 @@ def test_what_a_lying_receiver_says_is_no_success(database: Database, receiver: 
 def test_a_slow_receiver_costs_its_own_messages_time_and_nobody_elses(
     database: Database, receiver: Receiver, endless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "SECONDS", 2.0)
+    # It holds for the good receiver too, which a busy machine may keep waiting for seconds.
+    monkeypatch.setattr(sending, "SECONDS", 5.0)
     head = b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFF\r\n"
     given = {"answer": head, "endless": True} if endless else {"seconds": 60.0}
     with receiving(**given) as slow:
@@ -141,7 +142,7 @@ def test_a_slow_receiver_costs_its_own_messages_time_and_nobody_elses(
             """Return how often the slow one was asked before the good one had both messages."""
             service = Deliveries(database, False)
             await service.turn()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 # The slow one's thread may be late to note its first request.
                 while len(receiver.got) < 2 or not slow.got:
                     # Meanwhile the store takes other writes at once.
@@ -161,8 +162,8 @@ def test_a_slow_receiver_costs_its_own_messages_time_and_nobody_elses(
     else:
         # One request after the other, and the good receiver had both messages during the first.
         first, second = (one.next_at or 0.0 for one in failed)
-        assert second - first > 1.9 and asked == 1
-        assert {one.error for one in failed} == {"it did not answer within 2 s"}
+        assert second - first > 4.9 and asked == 1
+        assert {one.error for one in failed} == {"it did not answer within 5 s"}
 
 
 def test_a_receiver_that_is_down_gets_it_when_it_is_back_and_is_given_up_in_the_end(

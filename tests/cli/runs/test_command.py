@@ -9,6 +9,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,21 @@ def test_a_run_is_followed_until_it_ends(
     assert [line.split()[2] for line in out.splitlines() if " step " in line] == ["1/4", "2/4", "3/4", "4/4"]
     assert "stopped on request" in out.splitlines()[-1]
     assert fed > 20
+
+
+def test_following_a_queued_run_says_once_what_it_waits_for(rhyme: Rhyme, monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = new_run(rhyme, "patient")["uid"]
+
+    # As three pings, which come every 15 seconds, and one behind the run's end.
+    def follow(client: Any, run: str, **_: Any) -> Iterator[None]:
+        yield from (None, None, None)
+        client.stop(run)
+        yield None
+
+    monkeypatch.setattr(client_module.Client, "follow_events", follow)
+    code, out, err = rhyme("logs", "-f", uid)
+    assert (code, out) == (0, "")
+    assert err == "the run is in the queue: Ray does not respond\n"
 
 
 def test_a_run_is_started_stopped_resumed_and_cloned(rhyme: Rhyme) -> None:

@@ -8,7 +8,6 @@ from playwright.sync_api import expect
 def test_a_click_on_a_bar_shows_its_step_and_the_arrow_keys_go_on(dashboard: Any, browser_page: Any) -> None:
     page = browser_page
     page.goto(dashboard.link(path=f"/runs/{dashboard.run_uid}"))
-    page.goto(f"{dashboard.url}/runs/{dashboard.run_uid}")
     bars = page.locator('[data-figure*="/bubbles"]')
     bars.scroll_into_view_if_needed()
     expect(bars).to_have_attribute("data-state", "drawn")
