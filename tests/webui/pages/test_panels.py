@@ -11,6 +11,8 @@ from playwright.sync_api import expect
 def test_panels_are_made_changed_shared_and_kept(dashboard: Any, browser_page: Any) -> None:
     page = browser_page
     page.goto(dashboard.link("viewer", f"/runs/{dashboard.run_uid}/panels"))
+    # Its text is there before its script is, which a choice needs.
+    page.wait_for_url(f"{dashboard.url}/runs/{dashboard.run_uid}/panels")
     expect(page.get_by_text("Choose a first curve below")).to_be_visible()
     page.get_by_label("A new panel").select_option("reward")
     figures = page.locator("[data-figure]")
