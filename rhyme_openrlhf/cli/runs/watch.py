@@ -87,15 +87,18 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
     if not follow:
         return
     newest = rows[-1]["id"] if rows else 0
-    said = "" if newest else _tell_wait(client, uid, "")
+    said = "" if newest else _tell_wait(client, client.run(uid), "")
     for told in client.follow_events(uid, kinds=SHOWN_KINDS, after=newest):
         if told is not None:
             lines.show(told)
             newest = told["id"]
-        elif not newest:
-            said = _tell_wait(client, uid, said)
+            if told["kind"] != LAST_KIND:
+                continue
         # At a ping too: a run that was killed has no last word, and another one may have ended before.
-        if (told is None or told["kind"] == LAST_KIND) and has_ended(client, uid):
+        run = client.run(uid)
+        if not newest:
+            said = _tell_wait(client, run, said)
+        if run["status"] in ENDED:
             # What was stored between the last event and the end.
             late = client.events(uid, kinds=SHOWN_KINDS, direction="desc", limit=PAGE)
             for one in [one for one in late if one["id"] > newest][::-1]:
@@ -113,9 +116,9 @@ def waits_for(client: Client, run: RunDetail) -> str:
         return f"unknown: {error}"
 
 
-def _tell_wait(client: Client, uid: str, said: str) -> str:
+def _tell_wait(client: Client, run: RunDetail, said: str) -> str:
     """Print on standard error what a queued run waits for, unless that was `said` last; return what is said now."""
-    why = waits_for(client, client.run(uid))
+    why = waits_for(client, run)
     if why and why != said:
         print(f"the run is in the queue: {without_controls(why)}", file=sys.stderr, flush=True)
     return why
