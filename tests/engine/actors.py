@@ -71,13 +71,18 @@ def an_actor(**settings: Any) -> Iterator[Actor]:
 
 
 def model_with(scale: float) -> Any:
-    """The embedded model in fp32 with its last layer norm scaled: other weights, other log-probabilities."""
+    """The embedded model in fp32 with scaled weights: other log-probabilities, and other values in the KV cache.
+
+    The values must differ, because a cached block of other weights would go unnoticed otherwise.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(embedded.MODEL, dtype=torch.float32)
     with torch.no_grad():
         model.model.norm.weight.mul_(scale)
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.mul_(scale)
     return model
 
 

@@ -78,25 +78,50 @@ def test_what_is_there_at_the_start_is_in_no_garbage_collection(actor: Actor) ->
     assert not {id(torch), id(actor.raw.llm)} & set(map(id, gc.get_objects()))
 
 
-def test_each_version_is_loaded_and_no_cached_block_survives_it(actor: Actor, tmp_path: Path) -> None:
+def errors_after_loading(actor: Actor, folder: Path, versions: dict[int, float]) -> list[float]:
+    """Load these versions (scales of the weights) in turn; how far each one's first log-probability is off."""
     import torch
 
-    seen = []
-    for version, scale in ((1, 0.5), (2, 1.5), (3, 1.0)):
+    errors, seen = [], []
+    for version, scale in versions.items():
         model = model_with(scale)
-        actor.call(actor.raw.load_weights(stored(model, version, tmp_path)))
+        actor.call(actor.raw.load_weights(stored(model, version, folder)))
         assert actor.raw.weight_version == version
         scores = actor.call(actor.raw.score(PROMPT[:40]))
         assert scores == pytest.approx(expected_scores(model, PROMPT[:40]), abs=TOLERANCE)
+        with torch.no_grad():
+            best = torch.log_softmax(model(torch.tensor([PROMPT])).logits[0, -1], dim=-1).max().item()
         # Twice: the second request finds the first one's blocks, which must be of this version.
-        for _ in range(2):
-            output = actor.call(actor.raw.generate(list(PROMPT), sampling()))
-            with torch.no_grad():
-                best = torch.log_softmax(model(torch.tensor([PROMPT])).logits[0, -1], dim=-1).max().item()
-            assert first_log_probability(output) == pytest.approx(best, abs=TOLERANCE)
-        assert output.num_cached_tokens > 0
-        seen.append(first_log_probability(output))
-    assert len({round(value, 2) for value in seen}) == 3
+        outputs = [actor.call(actor.raw.generate(list(PROMPT), sampling())) for _ in range(2)]
+        assert outputs[-1].num_cached_tokens > 0
+        errors.append(max(abs(first_log_probability(output) - best) for output in outputs))
+        seen.append(round(best, 2))
+    assert len(set(seen)) == len(versions)
+    return errors
+
+
+def test_each_version_is_loaded_and_no_cached_block_survives_it(actor: Actor, tmp_path: Path) -> None:
+    assert max(errors_after_loading(actor, tmp_path, {1: 0.5, 2: 1.5, 3: 1.0})) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("salted", "resets", "first"), [(True, False, 4), (False, True, 6), (False, False, 8)], ids=str
+)
+def test_either_guard_alone_keeps_kv_blocks_apart_and_without_both_they_are_mixed(
+    actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, salted: bool, resets: bool, first: int
+) -> None:
+    """The cache salt and the reset of the prefix cache guard one promise; the last case shows that it is seen."""
+
+    async def no_reset() -> None:
+        return None
+
+    if not resets:
+        monkeypatch.setattr(actor.raw.llm, "reset_prefix_cache", no_reset)
+    if not salted:
+        of_version = requests.prompt_of
+        monkeypatch.setattr(requests, "prompt_of", lambda tokens, version, *rest: of_version(tokens, 0, *rest))
+    errors = errors_after_loading(actor, tmp_path, {first: 0.5, first + 1: 1.5})
+    assert (max(errors) < TOLERANCE) == (salted or resets)
 
 
 def test_loading_under_running_samples_is_refused(actor: Actor, tmp_path: Path) -> None:
