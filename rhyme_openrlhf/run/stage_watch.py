@@ -1,8 +1,8 @@
-"""Decides whether a run still makes progress. Pure: it gets events, and answers for a time.
+"""Decides whether a run still makes progress. Pure: it gets events with the time of their arrival.
 
-What counts as progress is an event of the run itself: a stage that begins or ends, tokens or samples that a rollout
-gained. Notes and telemetry that repeats itself do not count. While only a rollout is under way, its own (shorter)
-limit holds; everything else has the limit of stages.
+Each kind of event declares whether it is progress (`telemetry/events.py`); RolloutProgress is only where tokens or
+samples were gained. While only a rollout is under way, its own (shorter) limit holds; everything else has the limit of
+stages. Times are seconds of one clock, which must not go back: the driver's monotonic clock, never a node's.
 
 Invariant: as long as no limit is passed, `overdue` is None; once one is passed, it stays passed until progress is made.
 """
@@ -14,8 +14,6 @@ from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     Evaluation,
     Event,
-    Note,
-    ProcessDied,
     RolloutFinished,
     RolloutProgress,
     RolloutStarted,
@@ -36,7 +34,7 @@ START_UP = "start-up (Ray, engines, models)"
 
 
 class StageWatch:
-    """Watches one run, from unix time `started`. Trainer and rollout may be under way at the same time."""
+    """Watches one run, from the time `started`. Trainer and rollout may be under way at the same time."""
 
     def __init__(self, limits: LimitSettings, started: float) -> None:
         self._limits = limits
@@ -46,8 +44,8 @@ class StageWatch:
         self._rollout_at = (-1, -1)
 
     def observe(self, event: Event, at: float) -> None:
-        """Take note of an event of unix time `at`."""
-        if isinstance(event, Note | ProcessDied):
+        """Take note of an event that arrived at the time `at`."""
+        if not event.progress:
             return
         if isinstance(event, RolloutProgress):
             reached = (event.response_tokens, event.samples_done)
@@ -73,7 +71,7 @@ class StageWatch:
         return " and ".join(filter(None, (self._rollout, self._trainer))) or "the controller, between two stages"
 
     def overdue(self, now: float) -> str | None:
-        """Return one sentence if nothing has moved for longer than the limit at unix time `now`, else None."""
+        """Return one sentence if nothing has moved for longer than the limit at the time `now`, else None."""
         only_rollout = bool(self._rollout) and not self._trainer
         name = "rollout_s" if only_rollout else "stage_s"
         limit = self._limits.rollout_s if only_rollout else self._limits.stage_s

@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -156,7 +157,7 @@ class Supervisor:
         self._logs = logs
         self._record = record
         self._interrupt = interrupt
-        self._stage = StageWatch(limits, time.time())
+        self._stage = StageWatch(limits, time.monotonic())
         # What users call the run's actors, by id.
         self.names: dict[str, str] = {}
         self._engines: dict[str, _EngineCheck] = {}
@@ -165,7 +166,8 @@ class Supervisor:
         self._dead: set[str] = set()
         # Deaths of engines that the run went on without.
         self._outlived: list[_Death] = []
-        self._unreachable_since = 0.0
+        self._unreachable_since: float | None = None
+        self._told_unreadable = False
         self._look_lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -189,32 +191,40 @@ class Supervisor:
         """After the run failed: the first death, which explains it, in one sentence, or ""."""
         self._look()
         # What fails soon after an engine was lost failed of that; what fails later did not.
-        recent = [death for death in self._outlived if time.time() - death.at < GRACE_SECONDS]
+        recent = [death for death in self._outlived if time.monotonic() - death.at < GRACE_SECONDS]
         return next((death.sentence for death in (*self._deaths, *recent)), "")
 
     def _observe(self) -> None:
-        for recorded in follow(self._events, self._stop.is_set):
-            self._stage.observe(recorded.event, recorded.time)
+        # By the time of arrival here: the clocks of nodes may differ, and may be set while the run goes on.
+        for recorded in follow(self._events, self._stop.is_set, unreadable=self._cannot_read):
+            self._stage.observe(recorded.event, time.monotonic())
+
+    def _cannot_read(self, error: Exception) -> None:
+        """Say once that a part of the record is unreadable; limits go on with what can be read."""
+        if not self._told_unreadable:
+            self._told_unreadable = True
+            text = f"the run's events cannot all be read, so a time limit may end the run too early: {error}"
+            self._record(Note("warning", text))
 
     def _watch(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             try:
                 self._look()
-                self._unreachable_since = 0.0
+                self._unreachable_since = None
             except (ray.exceptions.RayError, ConnectionError, TimeoutError, RuntimeError) as error:
                 self._cannot_look(error)
-            self.fault = self._judge(time.time())
+            self.fault = self._judge(time.monotonic())
             if self.fault:
                 self._interrupt()
                 return
 
     def _cannot_look(self, error: Exception) -> None:
         """Ray's control store does not answer: tolerated for a while (it may be restarting), then the run's end."""
-        if not self._unreachable_since:
-            self._unreachable_since = time.time()
-        elif time.time() - self._unreachable_since > GRACE_SECONDS:
+        if self._unreachable_since is None:
+            self._unreachable_since = time.monotonic()
+        elif time.monotonic() - self._unreachable_since > GRACE_SECONDS:
             sentence = f"Ray's control store has not answered for {GRACE_SECONDS:.0f} s during {self._stage.doing}"
-            self._deaths.append(_Death(0.0, f"{sentence}: {one_sentence(error)}", True))
+            self._deaths.append(_Death(-math.inf, f"{sentence}: {one_sentence(error)}", True))
 
     def _judge(self, now: float) -> str:
         if self._deaths:
@@ -250,9 +260,9 @@ class Supervisor:
         self._record(Note("error", "\n".join([sentence, *(f"  its log: {line}" for line in tail)])))
         others = any(key not in self._dead for key in self._engines)
         if self._outlives_engines and actor.key in self._engines and others:
-            self._outlived.append(_Death(time.time(), sentence, False))
+            self._outlived.append(_Death(time.monotonic(), sentence, False))
         elif not actor.name.startswith(DISPENSABLE):
-            self._deaths.append(_Death(time.time(), sentence, actor.name.startswith(INDISPENSABLE)))
+            self._deaths.append(_Death(time.monotonic(), sentence, actor.name.startswith(INDISPENSABLE)))
 
     def _check_engine(self, actor: ActorRow) -> None:
         check = self._engines[actor.key]
@@ -267,7 +277,7 @@ class Supervisor:
 
 @dataclass(frozen=True)
 class _Death:
-    """A death that the run cannot go on from; `final` if nothing can be saved any more."""
+    """A death that the run cannot go on from, at a monotonic time; `final` if nothing can be saved any more."""
 
     at: float
     sentence: str
@@ -288,7 +298,7 @@ class _EngineCheck:
     def look(self) -> str:
         """Return what is wrong with the engine, or "". Does not wait."""
         if self._question is None:
-            self._question, self._asked = self._engine.alive.remote(), time.time()
+            self._question, self._asked = self._engine.alive.remote(), time.monotonic()
             return ""
         ready, _ = ray.wait([self._question], timeout=0)
         if not ready:
@@ -312,7 +322,7 @@ class _EngineCheck:
 
     def quiet(self, seconds: float) -> bool:
         """True once, when an engine that has answered before has not for `seconds`."""
-        late = self._question is not None and time.time() - self._asked > seconds
+        late = self._question is not None and time.monotonic() - self._asked > seconds
         if not late or not self._answered_once or self._warned:
             return False
         self._warned = True

@@ -100,11 +100,17 @@ def read_events(path: Path | str) -> Iterator[Recorded]:
                 yield recorded
 
 
-def follow(path: Path | str, stop: Callable[[], bool], poll_s: float = 0.2) -> Iterator[Recorded]:
+def follow(
+    path: Path | str,
+    stop: Callable[[], bool],
+    poll_s: float = 0.2,
+    unreadable: Callable[[EventError | OSError], None] = lambda error: None,
+) -> Iterator[Recorded]:
     """Return the events of a file from its start on, waiting for more until `stop()` is true.
 
     What was written before `stop()` turned true is still given. The file need not exist yet. Looks every `poll_s`
-    seconds; the default is what a person still sees as at once. Raises what `read_events` raises.
+    seconds; the default is what a person still sees as at once. A whole line that is no event is skipped, and a file
+    that cannot be read now is tried again; `unreadable` gets the error.
     """
     path = Path(path)
     offset = 0
@@ -112,20 +118,36 @@ def follow(path: Path | str, stop: Callable[[], bool], poll_s: float = 0.2) -> I
     while True:
         # Asked before reading, so that the last look comes after everything the stopper had seen written.
         last_look = stop()
-        if path.exists():
-            with path.open("rb") as file:
-                # A torn line is read again from its start: a later writer may have removed it.
-                file.seek(offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    offset += len(line)
-                    number += 1
-                    if recorded := _parse_line(line, path, number):
-                        yield recorded
+        try:
+            lines = _whole_lines(path, offset)
+        except OSError as error:
+            unreadable(error)
+            lines = []
+        for line in lines:
+            offset += len(line)
+            number += 1
+            try:
+                recorded = _parse_line(line, path, number)
+            except EventError as error:
+                unreadable(error)
+                continue
+            if recorded:
+                yield recorded
         if last_look:
             return
         clock.sleep(poll_s)
+
+
+def _whole_lines(path: Path, offset: int) -> list[bytes]:
+    """Return the lines from `offset` on that end in a newline; none if there is no such file.
+
+    A torn line is read again from its start: a later writer may have removed it.
+    """
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(offset)
+        return [line for line in file if line.endswith(b"\n")]
 
 
 def _parse_line(line: bytes, path: Path | str, number: int) -> Recorded | None:

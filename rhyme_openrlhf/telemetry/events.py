@@ -38,9 +38,19 @@ RunStatus = Literal["succeeded", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all kinds. A kind is a frozen dataclass whose field names differ from the envelope's."""
+    """Base of all kinds. A kind is a frozen dataclass whose field names differ from the envelope's.
+
+    Each kind declares `progress`: True if a run that hangs cannot write it. Then it restarts the time limits of
+    `run/stage_watch.py`. Kinds that repeat by a clock, or report what was done before, are no progress.
+    """
 
     kind: ClassVar[str]
+    progress: ClassVar[bool]
+
+    def __init_subclass__(cls) -> None:
+        undeclared = {"kind", "progress"} - set(vars(cls))
+        if undeclared:
+            raise TypeError(f"event {cls.__name__} declares no {' and no '.join(sorted(undeclared))}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class RunStarted(Event):
     """First event of a run. `steps_per_epoch` is None where the data set's length is not known beforehand."""
 
     kind: ClassVar[str] = "run_started"
+    progress: ClassVar[bool] = True
     schema_version: int
     name: str
     command: list[str]
@@ -77,6 +88,7 @@ class RolloutStarted(Event):
     """The rollout stage of a step begins: `prompts` prompts, `samples` samples in all."""
 
     kind: ClassVar[str] = "rollout_started"
+    progress: ClassVar[bool] = True
     step: int
     epoch: int
     prompts: int
@@ -92,6 +104,7 @@ class RolloutProgress(Event):
     """
 
     kind: ClassVar[str] = "rollout_progress"
+    progress: ClassVar[bool] = True
     step: int
     samples_done: int
     samples_total: int
@@ -112,6 +125,7 @@ class RolloutFinished(Event):
     """
 
     kind: ClassVar[str] = "rollout_finished"
+    progress: ClassVar[bool] = True
     step: int
     epoch: int
     seconds: float
@@ -150,6 +164,7 @@ class EngineStep(Event):
     """The counters of one engine in one rollout stage; `weight_version` is None where weights are not numbered."""
 
     kind: ClassVar[str] = "engine_step"
+    progress: ClassVar[bool] = False
     step: int
     engine: int
     counters: EngineCounters
@@ -164,6 +179,7 @@ class EngineInterval(Event):
     """
 
     kind: ClassVar[str] = "engine_interval"
+    progress: ClassVar[bool] = False
     engine: int
     state: EngineState
     start: float
@@ -183,6 +199,7 @@ class EngineSample(Event):
     """One engine about once a second during a rollout: samples running now, and what it did since its last sample."""
 
     kind: ClassVar[str] = "engine_sample"
+    progress: ClassVar[bool] = False
     step: int
     engine: int
     running: int
@@ -203,6 +220,7 @@ class SampleMoved(Event):
     """
 
     kind: ClassVar[str] = "sample_moved"
+    progress: ClassVar[bool] = False
     step: int
     sample: str
     source_engine: int
@@ -221,6 +239,7 @@ class LayoutSwitched(Event):
     """A node's unfinished samples went to engines of another tensor-parallel size."""
 
     kind: ClassVar[str] = "layout_switched"
+    progress: ClassVar[bool] = True
     step: int
     node: str
     from_tp: int
@@ -237,6 +256,7 @@ class RankGroups(Event):
     """
 
     kind: ClassVar[str] = "rank_groups"
+    progress: ClassVar[bool] = False
     step: int
     prompts: list[int]
     engines: list[int]
@@ -255,6 +275,7 @@ class RankStability(Event):
     """
 
     kind: ClassVar[str] = "rank_stability"
+    progress: ClassVar[bool] = False
     epoch: int
     correlation: float
     prompts: int
@@ -278,6 +299,7 @@ class HistoryState(Event):
     """
 
     kind: ClassVar[str] = "history_state"
+    progress: ClassVar[bool] = False
     step: int
     worker: int
     prompts: int
@@ -300,6 +322,7 @@ class DraftBudget(Event):
     """
 
     kind: ClassVar[str] = "draft_budget"
+    progress: ClassVar[bool] = False
     step: int
     engine: int
     running: list[int]
@@ -321,6 +344,7 @@ class DraftGain(Event):
     """
 
     kind: ClassVar[str] = "draft_gain"
+    progress: ClassVar[bool] = False
     step: int
     engine: int
     ratio: float
@@ -339,6 +363,7 @@ class OffPolicyness(Event):
     """
 
     kind: ClassVar[str] = "off_policyness"
+    progress: ClassVar[bool] = False
     step: int
     values: list[int]
     samples: list[int]
@@ -357,6 +382,7 @@ class SystemSample(Event):
     """
 
     kind: ClassVar[str] = "system_sample"
+    progress: ClassVar[bool] = False
     node: str
     cpu: float
     load: float
@@ -377,6 +403,7 @@ class WeightsPublished(Event):
     """The trainer published a weight version, in `seconds`, as `buckets` pieces of `bytes` bytes in all."""
 
     kind: ClassVar[str] = "weights_published"
+    progress: ClassVar[bool] = True
     version: int
     seconds: float
     bytes: int
@@ -388,6 +415,7 @@ class WeightsLoaded(Event):
     """An engine has loaded a weight version, in `seconds`."""
 
     kind: ClassVar[str] = "weights_loaded"
+    progress: ClassVar[bool] = True
     version: int
     engine: int
     seconds: float
@@ -403,6 +431,7 @@ class WeightsChecked(Event):
     """
 
     kind: ClassVar[str] = "weights_checked"
+    progress: ClassVar[bool] = True
     version: int
     engine: int
     max_difference: float
@@ -418,6 +447,7 @@ class TrainStep(Event):
     """
 
     kind: ClassVar[str] = "train_step"
+    progress: ClassVar[bool] = True
     step: int
     epoch: int
     seconds_by_part: dict[str, float]
@@ -429,6 +459,7 @@ class StageStarted(Event):
     """The trainer begins a stage of training step `step`; the rollout stage has RolloutStarted."""
 
     kind: ClassVar[str] = "stage_started"
+    progress: ClassVar[bool] = True
     step: int
     stage: Stage
 
@@ -438,6 +469,7 @@ class ProcessReady(Event):
     """A process that the first rollout waits for has started: an engine ("engine 1"), or the policy (POLICY)."""
 
     kind: ClassVar[str] = "process_ready"
+    progress: ClassVar[bool] = True
     name: str
 
 
@@ -449,6 +481,7 @@ class Measuring(Event):
     """
 
     kind: ClassVar[str] = "measuring"
+    progress: ClassVar[bool] = True
     done: int
     total: int
 
@@ -461,6 +494,7 @@ class ProcessDied(Event):
     """
 
     kind: ClassVar[str] = "process_died"
+    progress: ClassVar[bool] = False
     name: str
     pid: int
     node: str
@@ -474,6 +508,7 @@ class Evaluation(Event):
     """Results of an evaluation after `step` training steps."""
 
     kind: ClassVar[str] = "evaluation"
+    progress: ClassVar[bool] = True
     step: int
     metrics: dict[str, float]
 
@@ -483,6 +518,7 @@ class CheckpointSaved(Event):
     """A checkpoint of the state after `step` training steps lies at `path`."""
 
     kind: ClassVar[str] = "checkpoint_saved"
+    progress: ClassVar[bool] = True
     step: int
     path: str
 
@@ -492,6 +528,7 @@ class Note(Event):
     """Something a person should read: a start-up phase, a fallback, a warning."""
 
     kind: ClassVar[str] = "note"
+    progress: ClassVar[bool] = False
     level: NoteLevel
     text: str
 
@@ -501,6 +538,7 @@ class RunFinished(Event):
     """Last event of a run that was not killed. `seconds` since it started."""
 
     kind: ClassVar[str] = "run_finished"
+    progress: ClassVar[bool] = True
     status: RunStatus
     message: str
     seconds: float

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.run.stage_watch import START_UP, StageWatch
 from rhyme_openrlhf.settings.run import LimitSettings
+from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
+    EVENT_CLASSES,
     CheckpointSaved,
+    EngineSample,
     Event,
     Note,
+    ProcessDied,
     RolloutFinished,
     RolloutProgress,
     RolloutStarted,
     StageStarted,
+    SystemSample,
     TrainStep,
 )
 
+RECORDED_RUN = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 LIMITS = LimitSettings(rollout_s=10, stage_s=100)
 STARTED = RolloutStarted(1, 1, 4, 16)
 FINISHED = RolloutFinished(1, 1, 5.0, 16, 100, None, 6.0, 6.0, 8.0, 9, 0)
@@ -42,6 +51,37 @@ def test_start_up_has_the_limit_of_stages() -> None:
 
 def test_notes_are_no_progress() -> None:
     assert watch((Note("info", "still here"), 99)).overdue(101) is not None
+
+
+# Written by a clock while a run hangs.
+TICKING = (
+    SystemSample("node", 0.1, 0.2, 1, 2, 3, 4, 5, [], [], [], {}, {}),
+    EngineSample(1, 0, 4, 1.0, 0, 0, 0),
+    Note("info", "still here"),
+    ProcessDied("history worker 0", 7, "node", "killed", True, []),
+)
+
+
+def test_a_kind_of_event_that_does_not_say_whether_it_is_progress_is_refused() -> None:
+    with pytest.raises(TypeError, match="Undeclared declares no progress"):
+        type("Undeclared", (Event,), {"kind": "undeclared"})
+    assert all("progress" in vars(kind) for kind in EVENT_CLASSES)
+
+
+@pytest.mark.parametrize("frozen_at", range(0, 282, 7))
+def test_a_real_run_that_freezes_is_overdue_at_its_limit_while_all_else_ticks(frozen_at: int) -> None:
+    """A recorded run up to some event, from which on the events of clocks come alone, every second."""
+    events = [recorded.event for recorded in read_events(RECORDED_RUN)]
+    sut = StageWatch(LIMITS, 0.0)
+    last = next(filter(lambda event: isinstance(event, RolloutProgress), reversed(events[: frozen_at + 1])), None)
+    for event in events[: frozen_at + 1]:
+        sut.observe(event, 0.0)
+    limit = LIMITS.rollout_s if sut.doing.startswith("the rollout") and " and " not in sut.doing else LIMITS.stage_s
+    for second in range(1, int(limit) + 2):
+        assert sut.overdue(second) is None or second > limit
+        for event in (*TICKING, *([last] if last and sut.doing.startswith("the rollout") else [])):
+            sut.observe(event, float(second))
+    assert sut.overdue(limit + 1) is not None
 
 
 def test_a_rollout_without_a_token_is_stuck() -> None:

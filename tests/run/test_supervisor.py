@@ -17,7 +17,15 @@ from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, Supervisor, read_actors
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
-from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady, RolloutStarted
+from rhyme_openrlhf.telemetry.events import (
+    EngineSample,
+    Event,
+    Note,
+    ProcessDied,
+    ProcessReady,
+    RolloutStarted,
+    SystemSample,
+)
 from rhyme_openrlhf.training.failure import one_sentence
 
 # Far above what it takes: the clock of a busy machine is not what is tested.
@@ -203,10 +211,21 @@ def test_a_run_whose_samples_are_elsewhere_outlives_an_engine(session: Path, tmp
 
 
 def test_a_run_that_gets_nowhere_is_ended(session: Path, tmp_path: Path) -> None:
+    """Also while the events of clocks go on, a line of the record is unreadable, and a node's clock is hours ahead."""
     watched = Watched(session, tmp_path, LimitSettings(rollout_s=1))
-    watched.log.write(RolloutStarted(2, 1, 4, 16), "rollout")
+    watched.log.write(RolloutStarted(2, 1, 4, 16), "rollout", time.time() + 7200)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write("no event\n")
     watched.supervisor.start()
-    wait_until(watched.interrupted.is_set)
+    ticks = [SystemSample("node", 0.1, 0.2, 1, 2, 3, 4, 5, [], [], [], {}, {}), EngineSample(2, 0, 4, 1.0, 0, 0, 0)]
+
+    def ended() -> bool:
+        for tick in ticks:
+            watched.log.write(tick, "ticks")
+        return watched.interrupted.is_set()
+
+    wait_until(ended)
+    assert [event.text for event in watched.events if isinstance(event, Note) and "is not JSON" in event.text]
     assert "the rollout of step 2" in watched.supervisor.fault and "--limits.rollout_s" in watched.supervisor.fault
 
 

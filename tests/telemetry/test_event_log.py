@@ -163,6 +163,22 @@ def test_follow_reads_a_torn_line_once_it_is_whole(tmp_path: Path) -> None:
     assert list(follow(path, stop_after(2, write), poll_s=0)) == written
 
 
+def test_follow_skips_a_line_that_is_no_event_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.write(Note("info", "before"), "a")
+    with path.open("a") as file:
+        file.write("no event\n")
+    with EventLog(tmp_path / "other.jsonl") as log:
+        log.write(Note("info", "after"), "a")
+    path.write_bytes(path.read_bytes() + (tmp_path / "other.jsonl").read_bytes())
+    errors: list[Exception] = []
+    found = [recorded.event for recorded in follow(path, stop_after(1), poll_s=0, unreadable=errors.append)]
+    assert found == [Note("info", "before"), Note("info", "after")]
+    (error,) = errors
+    assert isinstance(error, EventError) and "line 2" in str(error)
+
+
 def test_follow_forgets_a_torn_line_that_a_new_writer_removed(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     record(path, 2)
