@@ -7,6 +7,7 @@ Invariants:
 - A checkpoint holds the state right after one completed training step, and nothing of a step begun later.
 - Our part is written before OpenRLHF's, and the tag is marked complete after both; a kill at any point leaves the
   checkpoint of before.
+- Weights that are not finite are never saved.
 - The small states that a checkpoint of the last completed step needs are kept from the end of that step on. So the
   checkpoint can also be written later, as long as the policy was not trained on.
 """
@@ -90,6 +91,7 @@ class RunCheckpoints:
     @contextmanager
     def saving(self, tag: str) -> Iterator[None]:
         """Around OpenRLHF's save of `tag`: our part before it, the mark that it is complete after it."""
+        self.check_weights()
         last = self._last
         if self._args.ckpt.disable_ds or last is None:
             yield
@@ -122,6 +124,18 @@ class RunCheckpoints:
                 "system that all nodes share"
             )
             self._services.record(Note("warning", text), SOURCE)
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if a weight of policy or critic is not finite."""
+        for name, group in (("policy", self._policy), ("critic", self._critic)):
+            if group is None:
+                continue
+            ranks = self._wait(group.async_run_method("not_finite"), "the ranks to look at their weights")
+            if spoilt := next(filter(None, ranks), ""):
+                raise CheckpointError(
+                    f"the {name}'s weights are not finite ({spoilt}), so they are not saved: the checkpoints of "
+                    "earlier steps are as they were; look at the learning rate and the rewards"
+                )
 
     def save_now(self, best: dict[str, Any], reason: str) -> bool:
         """Save a checkpoint of the last completed step, unless there is one; see `RhymeTraining.save_now`."""

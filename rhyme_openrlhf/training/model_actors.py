@@ -63,6 +63,14 @@ def emptied_cache() -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+def not_finite(model: torch.nn.Module) -> str:
+    """Return the name of the first weight that holds NaN or an infinity, "" if none does; under ZeRO-3 of its shard."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(getattr(parameter, "ds_tensor", parameter)).all():
+            return name
+    return ""
+
+
 class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ignore[misc, valid-type]
     """One data-parallel rank of the policy."""
 
@@ -95,6 +103,10 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
         with emptied_cache():
             self._publisher.publish(segments.get(node), mine)
 
+    def not_finite(self) -> str:
+        """Return the name of a weight of this rank's that is not finite, or ""."""
+        return not_finite(self.actor.model)
+
     def score(self, token_ids: list[int]) -> list[float]:
         """Return the log-probability of each token after the first, by the weights being trained."""
         with emptied_cache():
@@ -103,6 +115,10 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
 
 class RhymeCriticModelActor(RankRandomState, PlainCriticModelActor):  # type: ignore[misc, valid-type]
     """One data-parallel rank of the critic."""
+
+    def not_finite(self) -> str:
+        """Return the name of a weight of this rank's that is not finite, or ""."""
+        return not_finite(self.critic)
 
 
 PolicyModelActor = ray.remote(num_gpus=1)(RhymePolicyModelActor)

@@ -15,7 +15,7 @@ version n.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -32,13 +32,22 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.ray_classes import plain_class
-from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Evaluation, Stage, StageStarted, TrainStep
+from rhyme_openrlhf.telemetry.events import (
+    REWARD_METRIC,
+    ROLLOUT_PART,
+    Evaluation,
+    Note,
+    Stage,
+    StageStarted,
+    TrainStep,
+)
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
 from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequested, one_sentence
+from rhyme_openrlhf.training.learning import Learning
 from rhyme_openrlhf.training.reproducible import in_prompt_order, seed_controller
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.weights.check import WeightCheck
@@ -78,6 +87,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
         self._version = 0
         self._checkpoints = RunCheckpoints(self.services, self.args, self.actor_model_group, self.critic_model_group)
         self._restored_generator = GeneratorState(0)
+        self._learning = Learning(self.args)
         maker: Any = self.experience_maker
         self.experience_maker = self.experience_maker_class(
             maker.actor_model_group,
@@ -106,6 +116,10 @@ class RhymeTraining(upstream.BasePPOTrainer):
 
     def _stage(self, stage: Stage, step: int) -> None:
         self.services.record(StageStarted(step, stage), SOURCE)
+
+    def _warn(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.services.record(Note("warning", text), SOURCE)
 
     # --- a training step
 
@@ -158,6 +172,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
         self._stage("train", global_steps + 1)
         started = time.monotonic()
         status: dict[str, Any] = super().ppo_train(global_steps)
+        self._warn(self._learning.updated(global_steps + 1, status))
         # Of an emulated machine: 0 without --emulate.train_s.
         time.sleep(max(started + self.services.settings.emulate.train_s - time.monotonic(), 0))
         return status
@@ -206,6 +221,9 @@ class RhymeTraining(upstream.BasePPOTrainer):
         """
         states = client_states if client_states is not None else {}
         self._checkpoints.step_completed(global_step, states, self.source.state_after(states), self.kl_ctl.value)
+        if states and logs_dict:
+            samples = int(logs_dict["rollout/num_samples"])
+            self._warn(self._learning.step_completed(states["episode"] + 1, states["total_consumed_prompts"], samples))
         if global_step % self.args.ckpt.save_steps:
             super().save_logs_and_checkpoints(global_step, logs_dict, states)
         else:
@@ -251,6 +269,14 @@ class RhymeTraining(upstream.BasePPOTrainer):
 
     # --- the run's begin and end
 
+    def finish_training(self) -> None:
+        """Judge the whole run before its model is saved. Raises LearningError or CheckpointError."""
+        self._warn(self._learning.epoch_ended())
+        # A run that resumes where nothing is left has done what it was told.
+        if not self._restored_generator.step:
+            self._learning.run_ended()
+        self._checkpoints.check_weights()
+
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Return upstream's states to resume from, and restore everything else that a checkpoint holds.
 
@@ -264,6 +290,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
             )
         self._version = states["global_step"]
         self._restored_generator = self._checkpoints.restore(states["global_step"], self.kl_ctl)
+        self._learning.resumed(states.get("total_consumed_prompts", 0))
         if states["data_loader_state_dict"].get(LOADER_FINISHED) and not self._restored_generator.pending:
             # Upstream resumes in the epoch whose last prompts were drawn for this step, and would draw all of its
             # prompts again (OpenRLHF issue 1103).
@@ -320,6 +347,7 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
             install_profiles(self.vllm_engines, self.services, self.engines_awake)
             self.stop_if_requested()
             super().fit(global_step)
+            self.finish_training()
         except FAULTS as error:
             self.save_now(f"the run failed ({one_sentence(error)})")
             raise

@@ -168,6 +168,7 @@ class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[mis
         try:
             self.stop_if_requested()
             super().fit(global_step)
+            self.finish_training()
         finally:
             self.close()
         if isinstance(self._weights, WeightOffers):

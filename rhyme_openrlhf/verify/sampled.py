@@ -86,7 +86,8 @@ def judge(trials: Sequence[Trial]) -> tuple[Result, str]:
             return "failed", why
         if trial.test.p_value is None:
             return "skipped", "the model is certain of the next token wherever it was asked: nothing to compare"
-        if trial.test.p_value < P_VALUE_FLOOR:
+        # Written so that a p-value that is NaN is a failure too.
+        if not trial.test.p_value >= P_VALUE_FLOOR:
             why = f"with the {trial.draft} draft, tokens do not follow the model: p = {trial.test.p_value:.2g}, twice"
             return "failed", why
     return "ok", ""
@@ -103,7 +104,8 @@ def run(bench: Bench) -> Outcome:
         for _ in range(TRIES):
             bench.say(f"{SAMPLES:,} samples of one context, {draft} draft")
             trials.append(_try(bench, pair, context, probabilities, draft))
-            if (trials[-1].test.p_value or 1.0) >= P_VALUE_FLOOR:
+            p_value = trials[-1].test.p_value
+            if p_value is None or p_value >= P_VALUE_FLOOR:
                 break
     result, why = judge(trials)
     figures = {"samples": SAMPLES, "trials": [dataclasses.asdict(trial) for trial in trials]}

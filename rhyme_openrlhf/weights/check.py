@@ -9,6 +9,7 @@ Invariants: works for every weight transport; done for the first `--weights.chec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ class WeightCheck:
             old = old_engines[engine] if old_policy is not None else None
             moved = None if old is None else distance(scores, old)
             self._services.record(WeightsChecked(version, engine, difference, moved, policy_moved), SOURCE)
-            if difference > SUSPICIOUS_DIFFERENCE:
+            if is_suspicious(difference):
                 text = suspicion(engine, difference, version)
                 self._services.record(Note("warning", text), SOURCE)
 
@@ -89,6 +90,11 @@ class WeightCheck:
         return trained[0]
 
 
+def is_suspicious(difference: float) -> bool:
+    """Return whether an engine is too far from the policy; a difference that is not a number is."""
+    return not difference <= SUSPICIOUS_DIFFERENCE
+
+
 def suspicion(engine: int, difference: float, version: int) -> str:
     """Return what is said of an engine that is too far from the policy."""
     return (
@@ -98,5 +104,7 @@ def suspicion(engine: int, difference: float, version: int) -> str:
 
 
 def distance(scores: Sequence[float], others: Sequence[float]) -> float:
-    """Largest difference of two sequences of log-probabilities."""
-    return max(abs(a - b) for a, b in zip(scores, others, strict=True))
+    """Return the largest difference of two sequences of log-probabilities; NaN if one of them is."""
+    differences = [abs(a - b) for a, b in zip(scores, others, strict=True)]
+    # max() drops a NaN that is not the first.
+    return math.nan if any(map(math.isnan, differences)) else max(differences)

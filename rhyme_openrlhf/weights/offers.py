@@ -17,7 +17,7 @@ import ray
 
 from rhyme_openrlhf.engine_errors import EngineCoreError, LostEngine, leave_out_lost
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked, WeightsLoaded
-from rhyme_openrlhf.weights.check import CHECKED_TOKENS, SUSPICIOUS_DIFFERENCE, WeightCheck, distance, suspicion
+from rhyme_openrlhf.weights.check import CHECKED_TOKENS, WeightCheck, distance, is_suspicious, suspicion
 from rhyme_openrlhf.weights.sync import SOURCE, WeightSync
 
 
@@ -67,7 +67,7 @@ class OfferedWeightCheck(WeightCheck):
             ),
             SOURCE,
         )
-        if difference > SUSPICIOUS_DIFFERENCE:
+        if is_suspicious(difference):
             self._services.record(Note("warning", suspicion(engine, difference, version)), SOURCE)
 
 

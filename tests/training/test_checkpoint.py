@@ -38,6 +38,7 @@ class Rank(RankRandomState):
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._spoilt = ""
         random.seed(rank)
 
     def write_to(self, path: Path) -> None:
@@ -45,6 +46,12 @@ class Rank(RankRandomState):
 
     def draw(self) -> float:
         return random.random()
+
+    def spoil(self, weight: str) -> None:
+        self._spoilt = weight
+
+    def not_finite(self) -> str:
+        return self._spoilt
 
     def save_checkpoint(self, tag: str, client_states: dict[str, Any] | None = None) -> None:
         (self._path / tag).mkdir(parents=True, exist_ok=True)
@@ -160,6 +167,21 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(models: Any, tmp_path: P
     ray.get(run.critic.async_run_method("write_to", tmp_path / "_critic" / "global_step1" / "rank-0.pt"))
     assert not run.checkpoints.save_now({}, "the critic cannot write")
     assert run.events[-1].level == "warning" and "step 2" in run.events[-1].text
+    saved = run.newest()
+    assert saved is not None and saved.step == 1
+
+
+def test_weights_that_are_not_finite_are_never_saved(models: Any, tmp_path: Path) -> None:
+    run = Run(models, tmp_path)
+    run.complete(1)
+    assert run.checkpoints.save_now({}, "to have one")
+    run.complete(2)
+    ray.get(run.policy.ranks[1].spoil.remote("model.norm.weight"))
+    refused = pytest.raises(CheckpointError, match=r"the policy's weights are not finite \(model.norm.weight\)")
+    with refused, run.checkpoints.saving("global_step2"):
+        raise AssertionError("OpenRLHF saves")
+    assert not run.checkpoints.save_now({}, "the run failed")
+    ray.get(run.policy.ranks[1].spoil.remote(""))
     saved = run.newest()
     assert saved is not None and saved.step == 1
 

@@ -113,3 +113,12 @@ def test_cached_gpu_memory_is_given_back_around_a_sync_and_a_score(monkeypatch: 
     done.clear()
     policy.RhymePolicyModelActor.score(rank, TOKENS)
     assert done == ["empty_cache", "forward", "empty_cache"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_not_finite_is_found_by_name(value: float) -> None:
+    model = TinyModel()
+    assert policy.not_finite(model) == ""
+    with torch.no_grad():
+        model.logits.weight[-1, -1] = value
+    assert policy.not_finite(model) == "logits.weight"

@@ -98,3 +98,14 @@ def test_after_the_first_syncs_nothing_is_asked(monkeypatch: pytest.MonkeyPatch)
     assert len(events) == 1 and policy.asked == 2
     events, policy = checks_of(monkeypatch, [Engine()], [[-1.5, -2.0]], check_syncs=0)
     assert events == [] and policy.asked == 0
+
+
+@pytest.mark.parametrize("where", range(3))
+@pytest.mark.parametrize("spoilt", ["policy", "engine"])
+def test_scores_that_are_not_a_number_are_far_apart(where: int, spoilt: str) -> None:
+    from rhyme_openrlhf.weights.check import distance, is_suspicious
+
+    policy, engine = [-1.0, -2.0, -3.0], [-1.1, -2.0, -3.0]
+    (policy if spoilt == "policy" else engine)[where] = float("nan")
+    assert is_suspicious(distance(policy, engine))
+    assert not is_suspicious(distance([-1.0, -2.0], [-1.1, -2.0]))

@@ -1,0 +1,58 @@
+"""Both trainers around OpenRLHF's update: a spoilt update goes no further, and a run without one has failed."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace as NS
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from rhyme_openrlhf.telemetry.events import Note
+from rhyme_openrlhf.training.learning import Learning, LearningError
+from rhyme_openrlhf.training.samples_generator import GeneratorState
+from rhyme_openrlhf.training.trainer import RhymePPOTrainer
+from rhyme_openrlhf.training.trainer_async import RhymeTrainingActor
+from tests.training.test_learning import GOOD, arguments
+
+TRAINERS = pytest.mark.parametrize("trainer_class", [RhymePPOTrainer, RhymeTrainingActor])
+
+
+def made(trainer_class: type, resumed_at: int = 0) -> Any:
+    trainer: Any = trainer_class.__new__(trainer_class)
+    trainer.recorded = []
+    trainer.services = NS(
+        record=lambda event, source: trainer.recorded.append(event), settings=NS(emulate=NS(train_s=0.0))
+    )
+    trainer.args = arguments()
+    trainer._learning = Learning(trainer.args)
+    trainer._restored_generator = GeneratorState(resumed_at)
+    trainer.checked = []
+    trainer._checkpoints = NS(training_begins=lambda: None, check_weights=lambda: trainer.checked.append("weights"))
+    return trainer
+
+
+@TRAINERS
+def test_an_update_that_is_not_finite_ends_the_step(trainer_class: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+
+    trainer = made(trainer_class)
+    for step, figures in enumerate((GOOD, GOOD | {"actor_grad_norm": 0.0}, GOOD | {"policy_loss": math.nan})):
+        monkeypatch.setattr(BasePPOTrainer, "ppo_train", lambda self, steps, figures=figures: dict(figures))
+        if step < 2:
+            assert trainer.ppo_train(step) == figures
+            continue
+        with pytest.raises(LearningError, match="step 3 gave policy_loss nan"):
+            trainer.ppo_train(step)
+    assert [event.level for event in trainer.recorded if isinstance(event, Note)] == ["warning"]
+
+
+@TRAINERS
+def test_a_run_without_an_update_has_failed_unless_it_resumed_at_its_end(trainer_class: type) -> None:
+    with pytest.raises(LearningError, match="without a training step"):
+        made(trainer_class).finish_training()
+    resumed = made(trainer_class, resumed_at=7)
+    resumed.finish_training()
+    assert resumed.checked == ["weights"]
