@@ -121,9 +121,9 @@ def main() -> None:
     checked = train_arguments.check(
         chosen.options or demo.arguments("unused", gpus, cuda_graphs=gpus > 0), lambda said: print(said, flush=True)
     )
-    from rhyme_openrlhf.cli import preflight
+    from rhyme_openrlhf.cli import preflight_data, preflight_models
 
-    prompts = [Prompt(text, tuple(tokens)) for text, tokens in preflight.some_prompts(checked.args, PROMPTS)]
+    prompts = [Prompt(text, tuple(tokens)) for text, tokens in preflight_data.some_prompts(checked.args, PROMPTS)]
     tokens = min(chosen.tokens, checked.args.data.max_len - max(len(prompt.tokens) for prompt in prompts))
     room = EngineSettings(max_num_seqs=max(chosen.running), max_num_batched_tokens=BATCHED_TOKENS)
     drafting = checked.settings.drafting
@@ -158,8 +158,8 @@ def main() -> None:
                     said = f"{speeds[0]:,.0f} tokens/s with drafts, {speeds[1]:,.0f} without: {load['ratio']:.2f} times"
                     print(f"{running:4d} running, {load['runner']}: {said}", flush=True)
         if gpus and found["loads"] and not os.environ.get("RAY_ADDRESS"):
-            config = preflight.check_model("--actor.model_name_or_path", checked.args.actor.model_name_or_path)
-            note(preflight.architecture_of(config), checked.args.vllm.tensor_parallel_size, found["loads"])
+            config = preflight_models.check_model("--actor.model_name_or_path", checked.args.actor.model_name_or_path)
+            note(preflight_models.architecture_of(config), checked.args.vllm.tensor_parallel_size, found["loads"])
     finally:
         pool.close()
 

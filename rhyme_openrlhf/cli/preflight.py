@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
+from rhyme_openrlhf.cli.preflight_data import check_data
 from rhyme_openrlhf.cli.preflight_layouts import check_layouts
 from rhyme_openrlhf.cli.preflight_models import (
     PreflightError,
@@ -24,8 +24,8 @@ from rhyme_openrlhf.cli.preflight_models import (
     check_source,
     check_tensor_parallel,
 )
+from rhyme_openrlhf.cli.preflight_outputs import check_outputs
 from rhyme_openrlhf.cli.preflight_runner import choose_runner
-from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
@@ -33,18 +33,20 @@ from rhyme_openrlhf.settings.weights import OPENRLHF
 
 # Importing a reward file may import torch or a tokenizer; more than this means it does not come back.
 IMPORT_TIMEOUT_SECONDS = 180
-DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 
 # Run in a process of its own: a user's file may do anything when it is imported.
+IMPORTED = "imported to its end"
 _IMPORT_FILE = """
 import importlib.util, sys
 from rhyme_openrlhf.platform import gpu_present, shims
 if not gpu_present(): shims.install()
-path, wanted = sys.argv[1:]
+path, wanted = sys.argv[1:3]
 spec = importlib.util.spec_from_file_location("user_file", path)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 if not callable(getattr(module, wanted, None)): sys.exit(f"it defines no {wanted}")
+print()
+print(sys.argv[3])
 """
 
 
@@ -67,12 +69,8 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     """
     layouts, said = check_features(args, on_gpus)
     _check_reward(args)
-    if args.eval.dataset:
-        _check_prompts("--eval.dataset", args.eval.dataset, args.eval.split, args)
-    if not args.data.prompt_dataset:
-        raise PreflightError("--data.prompt_dataset is missing: name a file (.jsonl, .parquet, ...) or a data set")
-    count = _check_prompts("--data.prompt_dataset", args.data.prompt_dataset, args.data.prompt_split, args)
-    return Checked(count, layouts, said)
+    check_outputs(args)
+    return Checked(check_data(args), layouts, said)
 
 
 def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[LayoutPlan | None, tuple[str, ...]]:
@@ -207,9 +205,10 @@ def _check_import(flag: str, path: str, wanted: str) -> None:
         raise PreflightError(f"{flag}: {path} does not exist")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _IMPORT_FILE, path, wanted],
+            [sys.executable, "-c", _IMPORT_FILE, path, wanted, IMPORTED],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=IMPORT_TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
@@ -217,96 +216,5 @@ def _check_import(flag: str, path: str, wanted: str) -> None:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise PreflightError(f"{flag}: {path} cannot be imported: {last}")
-
-
-def _check_prompts(flag: str, names: str, split: str, args: SimpleNamespace) -> int:
-    """Check that the prompts are there and fit; returns how many there are."""
-    for name in names.split(","):
-        path = name.split("@")[0].strip()
-        if path.endswith(DATA_SUFFIXES):
-            if not Path(path).is_file():
-                raise PreflightError(f"{flag}: {path} does not exist")
-            if not Path(path).stat().st_size:
-                raise PreflightError(f"{flag}: {path} is empty")
-    rows = _load(flag, names, split, args)
-    if not len(rows):
-        raise PreflightError(f"{flag}: {names} has no rows")
-    for key_flag, key in (("--data.input_key", args.data.input_key), ("--data.label_key", args.data.label_key)):
-        if key and key not in rows.column_names:
-            columns = ", ".join(rows.column_names)
-            raise PreflightError(f"{flag}: {names} has no column {key!r} ({key_flag}); its columns are: {columns}")
-    _check_lengths(flag, names, rows, args)
-    return len(rows)
-
-
-def _load(flag: str, names: str, split: str, args: SimpleNamespace) -> Any:
-    """Load the rows with upstream's own function."""
-    import datasets
-    from datasets.exceptions import DatasetsError
-    from openrlhf.datasets.utils import blending_datasets
-
-    datasets.disable_progress_bars()
-    quiet = SimpleNamespace(print=lambda *_: None, is_rank_0=lambda: False, args=args)
-    try:
-        rows = blending_datasets(
-            names, args.data.prompt_probs if flag == "--data.prompt_dataset" else None, quiet, args.train.seed,
-            max_count=args.data.max_samples, dataset_split=split,
-        )  # fmt: skip
-    except (DatasetsError, OSError, ValueError, KeyError) as error:
-        reason = first_line(error)
-        raise PreflightError(f"{flag}: {names} cannot be loaded ({reason})") from error
-    return rows.select(range(min(args.data.max_samples, len(rows))))
-
-
-def _check_lengths(flag: str, names: str, rows: Any, args: SimpleNamespace) -> None:
-    limit = args.data.max_len - (args.rollout.max_new_tokens or 1)
-    if limit < 1:
-        raise PreflightError(
-            f"--rollout.max_new_tokens {args.rollout.max_new_tokens} leaves no room for a prompt in --data.max_len "
-            f"{args.data.max_len}"
-        )
-    for row, length in _long_prompts(rows, limit, args):
-        raise PreflightError(
-            f"{flag}: the prompt in row {row} of {names} has {length} tokens, but --data.max_len "
-            f"{args.data.max_len} less --rollout.max_new_tokens {args.rollout.max_new_tokens or 1} leaves {limit}: "
-            "raise --data.max_len, or shorten the prompt"
-        )
-
-
-def _long_prompts(rows: Any, limit: int, args: SimpleNamespace) -> Iterator[tuple[int, int]]:
-    """Row (from 1) and length in tokens of the prompts above `limit`, as upstream builds and tokenizes them."""
-    tokenizer = _tokenizer(args)
-    for number, prompt in enumerate(_texts(rows, tokenizer, args), start=1):
-        # A token covers at least one byte, so most prompts need not be tokenized to know that they fit.
-        if len(prompt.encode()) > limit:
-            length = len(_tokens(prompt, tokenizer))
-            if length > limit:
-                yield number, length
-
-
-def some_prompts(args: SimpleNamespace, most: int) -> list[tuple[str, list[int]]]:
-    """Text and tokens of up to `most` training prompts, as upstream builds them, from all over the data set."""
-    rows = _load("--data.prompt_dataset", args.data.prompt_dataset, args.data.prompt_split, args)
-    count = min(most, len(rows))
-    chosen = rows.select([number * len(rows) // count for number in range(count)])
-    tokenizer = _tokenizer(args)
-    return [(prompt, _tokens(prompt, tokenizer)) for prompt in _texts(chosen, tokenizer, args)]
-
-
-def _tokenizer(args: SimpleNamespace) -> Any:
-    from openrlhf.utils.utils import get_tokenizer
-
-    return get_tokenizer(args.actor.model_name_or_path, None, "left", None, not args.data.disable_fast_tokenizer)
-
-
-def _texts(rows: Any, tokenizer: Any, args: SimpleNamespace) -> Iterator[str]:
-    from openrlhf.datasets.prompts_dataset import preprocess_data
-
-    template = tokenizer.apply_chat_template if args.data.apply_chat_template else None
-    for row in rows:
-        prompt, _ = preprocess_data(row, args.data.input_template, args.data.input_key, None, template)
-        yield prompt
-
-
-def _tokens(prompt: str, tokenizer: Any) -> list[int]:
-    return tokenizer(text=prompt, add_special_tokens=False)["input_ids"]
+    if not done.stdout.rstrip().endswith(IMPORTED):
+        raise PreflightError(f"{flag}: {path} ends the process when it is imported (sys.exit or os._exit)")

@@ -36,8 +36,8 @@ def check_model(flag: str, path: str | None) -> Any:
         raise PreflightError(f"{flag}: {path} does not exist")
     try:
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=True)
-    except (OSError, ValueError) as error:
-        reason = first_line(error)
+    except Exception as error:  # people's files, and code of the model's, which raise anything
+        reason = first_line(error) or type(error).__name__
         raise PreflightError(f"{flag}: {path} cannot be loaded as a model ({reason})") from error
 
 

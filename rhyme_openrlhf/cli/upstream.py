@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from rhyme_openrlhf.settings.config import OLD_FLAGS, SETTINGS_CLASSES
 from rhyme_openrlhf.settings.options import BAD_INPUT, Parser, add_old_flags, add_options
+from rhyme_openrlhf.settings.upstream_ranges import indivisible, out_of_range
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 HELP_ALL = "--help-all"
@@ -113,7 +114,11 @@ class TrainParser(Parser):
         self._action_groups[:] = [*ours, *theirs]
         self._optionals.title = "OpenRLHF's options"
         add_old_flags(self, OLD_FLAGS)
-        return super().parse_args(list(self.arguments), namespace)
+        found = super().parse_args(list(self.arguments), namespace)
+        # Before upstream's own checks, which calculate with these numbers.
+        if sentence := out_of_range({f"--{name}": value for name, value in vars(found).items()}):
+            self.error(sentence)
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Say where the options are, too: there are 300 of them."""
@@ -170,4 +175,6 @@ def parse(argv: Sequence[str]) -> SimpleNamespace:
             "--vllm.num_engines and a reward (--reward.remote_url or --reward.model_name_or_path)"
         ) from error
     (args,) = received
+    if sentence := indivisible(args):
+        raise ArgumentsError(sentence)
     return args

@@ -198,11 +198,11 @@ def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
             f"--drafting.source {checked.settings.drafting.source}: rhyme verify puts histories there to know what is "
             "drafted, so it checks drafts from history alone; leave the option out"
         )
-    from rhyme_openrlhf.cli import preflight
+    from rhyme_openrlhf.cli import preflight, preflight_data
     from rhyme_openrlhf.verify.bench import Bench, Inputs, Prompt
 
     try:
-        prompts = preflight.some_prompts(checked.args, PROMPTS)
+        prompts = preflight_data.some_prompts(checked.args, PROMPTS)
         parameters, architecture = _model(checked.args)
     except preflight.PreflightError as error:
         raise BadInputError(str(error)) from error

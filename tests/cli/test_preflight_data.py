@@ -1,0 +1,156 @@
+"""People's data, whatever is in it: one sentence that names the flag and the row, or a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("openrlhf")
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.cli import preflight_data, upstream
+from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.cli.preflight_models import PreflightError
+from tests.examples import examples
+
+GOOD = {"input": "1+1=", "label": "2"}
+CHAT = [{"role": "user", "content": "1+1="}]
+
+
+def check(folder: Path, rows: list[Any], *flags: str) -> int:
+    """Check the demo's arguments with these rows as its data set."""
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return preflight_data.check_data(
+        upstream.parse([*arguments(str(folder)), "--data.prompt_dataset", str(data), *flags])
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"input": None, "label": "2"}, "row 2 of DATA has nothing in 'input', which must be a text"),
+        ({"input": "", "label": "2"}, "the prompt in row 2 of DATA is empty"),
+        ({"input": "1" * 700, "label": "2"}, "the prompt in row 2 of DATA has 700 tokens"),
+    ],
+    ids=["null", "empty", "long"],
+)
+def test_a_row_that_gives_no_prompt_is_named(tmp_path: Path, row: dict[str, Any], said: str) -> None:
+    with pytest.raises(PreflightError) as error:
+        check(tmp_path, [GOOD, row, GOOD])
+    assert said.replace("DATA", str(tmp_path / "data.jsonl")) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "said"),
+    [
+        ([{"input": 7, "label": "2"}], [], "row 1 of DATA has 7 in 'input', which must be a text"),
+        ([{"input": {"a": "b"}, "label": "2"}], [], "which must be a text"),
+        ([{"input": CHAT, "label": "2"}], [], "give --data.apply_chat_template"),
+        ([GOOD], ["--data.prompt_split", "validation"], "it has no split 'validation' (--data.prompt_split)"),
+        ([GOOD], ["--eval.dataset", "DATA", "--eval.split", "test"], "it has no split 'test' (--eval.split)"),
+        ([GOOD], ["--data.prompt_probs", "0.5,0.5"], "has 2 numbers, but --data.prompt_dataset names 1 data sets"),
+        ([GOOD], ["--data.prompt_probs", "much"], "must be numbers"),
+        ([GOOD], ["--data.prompt_probs", "0.5"], "add up to 1"),
+        ([GOOD], ["--data.input_template", "{} {question}"], "cannot be filled in"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(
+    tmp_path: Path, rows: list[Any], flags: list[str], said: str
+) -> None:
+    path = str(tmp_path / "data.jsonl")
+    with pytest.raises(PreflightError) as error:
+        check(tmp_path, rows, *(flag.replace("DATA", path) for flag in flags))
+    assert said.replace("DATA", path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_is_another_models_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_data, "_vocabulary", lambda args: 20)
+    with pytest.raises(PreflightError, match=r"row 1 of .* has the token \d+, but the model has 20"):
+        check(tmp_path, [{"input": "zz", "label": "2"}])
+
+
+def test_a_model_without_a_chat_template_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(embedded.MODEL, model, ignore=shutil.ignore_patterns("*.safetensors", "chat_template*"))
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "chat_template"}))
+    with pytest.raises(PreflightError, match="has no chat template"):
+        check(tmp_path, [GOOD], "--data.apply_chat_template", "--actor.model_name_or_path", str(model))
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3"}')
+    (model / "tokenizer.json").write_text("{no json")
+    with pytest.raises(PreflightError, match=r"the tokenizer of .*model cannot be loaded"):
+        check(tmp_path, [GOOD], "--actor.model_name_or_path", str(model))
+
+
+TEXTS = st.one_of(st.sampled_from(["1+1=", "", " ", "\u00e9\n", "{}", "1" * 300]), st.text(max_size=8))
+ROWS = st.one_of(
+    st.fixed_dictionaries({"input": TEXTS, "label": TEXTS}),
+    st.fixed_dictionaries({"input": st.one_of(TEXTS, st.none(), st.integers(), st.just(CHAT), st.just([]))}),
+    st.dictionaries(st.sampled_from(["input", "label", "images"]), st.one_of(TEXTS, st.integers()), max_size=3),
+)
+NUMBERS = ["-1", "0", "1", "2", "3", "16", "1.5", "nan", "inf", "1e30"]
+FLAGS = [
+    "--train.batch_size", "--train.micro_batch_size", "--rollout.batch_size", "--rollout.micro_batch_size",
+    "--rollout.n_samples_per_prompt", "--rollout.max_new_tokens", "--rollout.top_p", "--rollout.temperature",
+    "--data.max_len", "--data.max_samples", "--actor.num_gpus_per_node", "--actor.num_nodes", "--vllm.num_engines",
+    "--vllm.tensor_parallel_size", "--ds.zero_stage", "--ds.ring_attn_size", "--ds.tensor_parallel_size",
+    "--ckpt.save_steps", "--eval.steps", "--train.seed", "--actor.adam.lr", "--train.num_episodes", "--ds.lora.rank",
+    "--algo.kl.init_coef", "--ckpt.max_num", "--actor.eps_clip", "--data.prompt_probs",
+]  # fmt: skip
+TEMPLATES = ["{}", "Q: {}", "{} {0}", "{} {x}", "{} {", "no place"]
+OPTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(FLAGS), st.sampled_from(NUMBERS)),
+        st.tuples(st.sampled_from(["--data.prompt_split", "--data.input_key", "--data.label_key"]), TEXTS),
+        st.tuples(st.just("--data.input_template"), st.sampled_from(TEMPLATES)),
+        st.tuples(
+            st.sampled_from(
+                ["--data.apply_chat_template", "--train.dynamic_batch_enable", "--algo.dynamic_filtering_enable",
+                 "--train.async_enable", "--train.colocate_all", "--histopipe.enable", "--move.enable"]
+            )
+        ),
+    ),
+    max_size=3,
+)  # fmt: skip
+
+
+# 500 of them: RHYME_FUZZ=500 pytest -k any_options
+@settings(
+    max_examples=int(os.environ.get("RHYME_FUZZ", "0")) or examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(rows=st.lists(ROWS, max_size=4), chosen=OPTIONS)
+def test_any_options_and_rows_start_or_are_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[Any], chosen: list[tuple[str, ...]]
+) -> None:
+    """The checks of `rhyme train` up to the start, without the reward file's process."""
+    from rhyme_openrlhf.cli import preflight, train_arguments
+
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = [f"{flag[0]}={flag[1]}" if len(flag) == 2 else flag[0] for flag in chosen]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preflight, "_check_import", lambda *_: None)
+        try:
+            args, ours = train_arguments.parse([*arguments(str(tmp_path)), f"--data.prompt_dataset={data}", *options])
+            train_arguments.checked(args, ours, lambda said: None)
+        except SystemExit as error:
+            assert error.code == 2
+            said = capsys.readouterr().err
+            assert said.startswith("rhyme train: error: ") and said.count("\n") <= 2
+        except train_arguments.BadInputError as error:
+            assert str(error) and "\n" not in str(error) and "Traceback" not in str(error)
