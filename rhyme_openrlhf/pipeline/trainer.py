@@ -8,7 +8,7 @@ Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py` and `trainer/ppo_
 
 Invariants:
 - A step trains on its own prompts, each with all its samples, at most one step off policy. `pipeline/batch.py` holds
-  that, also for what --histopipe.defer and dynamic filtering exchange with the next step.
+  that, also for what --histopipe.defer, dynamic filtering and rewards that do not come exchange with the next step.
 - A checkpoint holds the data loader's state right after the step's prompts were drawn.
 - The micro-batches are those that upstream would make of the whole step in the same order. Each is computed once, with
   the weights that upstream would use: the policy is not trained in between.
@@ -27,7 +27,7 @@ import ray  # isort: skip
 from ray.util.queue import Empty
 
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.pipeline.batch import EXCHANGED, OWN_ALONE, TAKEN_AHEAD, Batches, PromptGroup, StepEnd
+from rhyme_openrlhf.pipeline.batch import EXCHANGED, TAKEN_AHEAD, Batches, PromptGroup, StepEnd
 from rhyme_openrlhf.pipeline.controller import SOURCE, STEPS_AHEAD, Pipeline
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator
 from rhyme_openrlhf.pipeline.step_planner import StepPlanner
@@ -129,9 +129,7 @@ class StreamedBatches(QueuedBatches):
         self._maker: StreamingExperienceMaker = trainer.experience_maker
         self._weights_soon = trainer._weights.prepare
         self._samples_per_prompt: int = trainer.args.rollout.n_samples_per_prompt
-        self._late = TAKEN_AHEAD if trainer.args.algo.dynamic_filtering_enable else OWN_ALONE
-        if trainer.services.settings.histopipe.defer:
-            self._late = EXCHANGED
+        self._late = EXCHANGED if trainer.services.settings.histopipe.defer else TAKEN_AHEAD
         self._batches: Batches | None = None
         self._training_seconds: float | None = None
 
