@@ -19,7 +19,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -58,16 +57,9 @@ class NoRewardError(RuntimeError):
     """Prompt groups of a step have not got their rewards, and without them the step cannot be trained on."""
 
 
-def divides_all_steps(args: SimpleNamespace, prompts: int) -> int:
-    """Return --train.batch_size if it divides each step of an epoch that has `prompts` prompts; 0 if it does not.
-
-    Without any fault OpenRLHF itself then has steps that make no whole updates. So it has where prompts are filtered
-    out, because the last steps of an epoch are smaller.
-    """
-    batch, samples, update = args.rollout.batch_size, args.rollout.n_samples_per_prompt, args.train.batch_size
-    steps = (min(batch, prompts), prompts % batch)
-    divides = not args.algo.dynamic_filtering_enable and not any(step * samples % update for step in steps)
-    return int(update) if divides else 0
+def sizes_of_steps(batch: int, prompts: int) -> set[int]:
+    """Return the numbers of prompt groups that steps have without any fault, in an epoch of `prompts` prompts."""
+    return {min(batch, prompts), prompts % batch}
 
 
 class Pipeline:
@@ -101,10 +93,11 @@ class Pipeline:
         self._stage_began = 0.0
         self._news_at = 0.0
         self._score_range = score_range(generator.args)
-        self._divides = divides_all_steps(generator.args, len(generator.prompts_dataloader))
+        self._samples: int = generator.args.rollout.n_samples_per_prompt
+        self._own_sizes = sizes_of_steps(generator.args.rollout.batch_size, len(generator.prompts_dataloader))
         self._outliers: OutlierWatch | None = None
         if services.settings.histopipe.defer or services.settings.samples_move:
-            self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
+            self._outliers = OutlierWatch(self._engines, planner.beta, self._samples)
         self._loss = EngineLoss(generator, services)
         self._watch = RolloutWatch(self._engines, services, overlapping=True)
 
@@ -177,7 +170,7 @@ class Pipeline:
             self._services.record_all(list(before), SOURCE)
             return
         step = self._flying[0]
-        samples = step.size * self._generator.args.rollout.n_samples_per_prompt
+        samples = step.size * self._samples
         self._services.record_all([*before, RolloutStarted(step.number, step.epoch, step.size, samples)], SOURCE)
         self._watch.begin(step.number, samples)
 
@@ -361,12 +354,14 @@ class Pipeline:
 
         DeepSpeed would keep the gradient of the rest and apply it with the next steps' samples (`training/updates.py`).
         """
-        samples = groups * self._generator.args.rollout.n_samples_per_prompt
+        samples, update = groups * self._samples, self._generator.args.train.batch_size
         if not groups:
             raise NoRewardError(f"no prompt group of step {step.number} has got its rewards")
-        if self._divides and samples % self._divides:
+        # An epoch's last steps are smaller in OpenRLHF, too, where prompts are filtered out.
+        as_upstream = self._score_range is not None or groups in self._own_sizes
+        if samples % update and not as_upstream:
             raise NoRewardError(
-                f"step {step.number} has {samples} samples, which --train.batch_size {self._divides} does not divide: "
+                f"step {step.number} has {samples} samples, which --train.batch_size {update} does not divide: "
                 f"{len(self._left_out)} prompt groups of the run had no reward in time, and the epoch has no others to "
                 "take their places. Give rewards more time (--limits.reward_s) and resume with --ckpt.load_enable"
             )

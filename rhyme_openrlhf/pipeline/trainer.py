@@ -81,11 +81,13 @@ class StreamingExperienceMaker(RhymeExperienceMaker):
         while len(self._taken) >= self._done + unit and (of - self._done) // unit > 1:
             self._make(self._taken[self._done : self._done + unit])
 
+    def _ranks(self) -> int:
+        groups = (self.actor_model_group, self.critic_model_group, self.reward_model_group, self.initial_model_group)
+        return max(len(one._actor_handlers) // one.duplicate_actors for one in groups if one is not None)
+
     def _unit(self) -> int:
         """Samples that make one micro-batch for every rank: fewer could not be shared among the ranks."""
-        groups = (self.actor_model_group, self.critic_model_group, self.reward_model_group, self.initial_model_group)
-        ranks = max(len(one._actor_handlers) // one.duplicate_actors for one in groups if one is not None)
-        return int(self.args.rollout.micro_batch_size) * ranks
+        return int(self.args.rollout.micro_batch_size) * self._ranks()
 
     @property
     def _done(self) -> int:
@@ -104,9 +106,13 @@ class StreamingExperienceMaker(RhymeExperienceMaker):
         if [id(sample) for sample in rollout_samples] != [id(sample) for sample in self._taken]:
             raise ValueError("the samples of the step are not those that came for it, in that order")
         if first == len(rollout_samples):
-            # Prompt groups were left out that the last micro-batch was kept for.
+            # Prompt groups are missing that the last micro-batches were kept for.
             return []
         rest: list[Any] = super().split_rollout_samples(rollout_samples[first:])
+        if self._made and len(rest) < self._ranks():
+            # Here, too: what is left is not enough for all ranks, so the last unit is computed again together with it.
+            del self._made[-self._ranks() :]
+            return self.split_rollout_samples(rollout_samples)
         for experience in rest:
             experience.index = [first + number for number in experience.index]
         return rest

@@ -31,7 +31,7 @@ class UpdateError(RuntimeError):
 
 @dataclass(frozen=True)
 class Updates:
-    """What a rank of a model has trained so far; `accumulation` micro-batches make one optimizer step."""
+    """Counts of what a rank of a model has trained so far; `accumulation` micro-batches make one optimizer step."""
 
     micro_batches: int
     optimizer_steps: int
@@ -64,8 +64,8 @@ def check_shares(step: int, sizes: Sequence[int], ranks: int, micro_batch: int) 
     if len(set(of_ranks)) > 1:
         raise UpdateError(
             f"step {step} has {sum(sizes)} samples, of which {ranks} ranks would train {max(of_ranks)} and "
-            f"{min(of_ranks)} micro-batches and wait for each other for ever: choose a number of prompts "
-            "(--data.max_samples) that --rollout.batch_size divides, or one whose rest the ranks can share"
+            f"{min(of_ranks)} micro-batches and then wait for each other for ever. Choose a number of prompts "
+            "(--data.max_samples) that --rollout.batch_size divides"
         )
 
 
