@@ -226,7 +226,7 @@ class Pipeline:
         instead = "another prompt takes its place" if more else "its epoch has no other prompt for its place"
         text = (
             f"prompt group {place} of step {step.number} is not trained on, because its reward did not come "
-            f"({len(self._left_out)} left out in this run; {instead}): {last_line(error)}"
+            f"({len(self._left_out)} left out in this run), and {instead}: {last_line(error)}"
         )
         self._services.record(Note("error", text), SOURCE)
 

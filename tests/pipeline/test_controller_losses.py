@@ -199,7 +199,7 @@ def test_a_prompt_group_without_reward_gives_its_place_to_the_next_prompt() -> N
     assert [step.excluded for step in found] == [1, 2, 2, 3, 4, 4]
     notes = [event.text for event in recorded if isinstance(event, Note) and "judge.py" in event.text]
     assert len(notes) == 4 and all("another prompt takes its place" in text for text in notes)
-    assert "(4 left out in this run" in notes[-1]
+    assert "(4 left out in this run)" in notes[-1]
     assert [event.samples for event in recorded if isinstance(event, RolloutFinished)] == [4, 4, 4] * EPOCHS
 
 
