@@ -14,7 +14,7 @@ import contextvars
 import functools
 import math
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,6 +22,8 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 # As much of a prompt as tells it from others, on one line.
 SHOWN_PROMPT = 60
+# How often a reward function is asked for the reward of a response. OpenRLHF asks a server five times by itself.
+ATTEMPTS = 2
 
 
 class RewardError(RuntimeError):
@@ -29,7 +31,7 @@ class RewardError(RuntimeError):
 
 
 class RewardLateError(RewardError):
-    """A reward that did not come in time; another attempt may succeed."""
+    """A reward that did not come in time, also when it was asked for again; the streaming pipeline does without it."""
 
 
 class _LateError(TimeoutError):
@@ -84,19 +86,22 @@ class CheckedExecutor(SingleTurnAgentExecutor):
 
 
 def given_up_after(limit_s: float, reward_func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function with a limit: after `limit_s` seconds it raises _LateError and leaves the hanging call
-    behind.
+    """Return the same function with a limit: after `limit_s` seconds it is asked again, for the same response.
+
+    The first answer counts. After as long once more it raises _LateError and leaves the hanging calls behind.
     """
 
     @functools.wraps(reward_func)
     def call(*args: Any, **kwargs: Any) -> Any:
-        thread = ThreadPoolExecutor(1, "reward")
-        answer = thread.submit(contextvars.copy_context().run, reward_func, *args, **kwargs)
-        thread.shutdown(wait=False)
-        done, _ = wait([answer], limit_s)
-        if not done:
-            raise _LateError
-        return answer.result()
+        answers = []
+        for _ in range(ATTEMPTS):
+            thread = ThreadPoolExecutor(1, "reward")
+            answers.append(thread.submit(contextvars.copy_context().run, reward_func, *args, **kwargs))
+            thread.shutdown(wait=False)
+            done, _ = wait(answers, limit_s, FIRST_COMPLETED)
+            if done:
+                return done.pop().result()
+        raise _LateError
 
     return call
 

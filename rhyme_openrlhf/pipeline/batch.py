@@ -8,7 +8,7 @@ Invariants:
 - No sample in a batch is more than `MOST_OFF_POLICY` steps off policy.
 - Where prompt groups may be deferred (`scheduling/deferral.py`), a batch has some of the step before, at most one step
   older than that. In exchange the step before took as many of this step's own.
-- Where prompt groups are filtered out, the step before may have taken some of this step's own.
+- Where prompt groups are filtered out or have no reward, the step before may have taken some of this step's own.
 
 What would break one of these raises BatchError.
 """
@@ -21,9 +21,8 @@ from typing import Any
 
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY
 
-# How many steps after its own a prompt group may train. OWN_ALONE: in its own step. TAKEN_AHEAD: also a step earlier,
-# which lacks some (dynamic filtering). EXCHANGED: also a step later, in exchange for a prompt group of that step.
-OWN_ALONE: tuple[int, ...] = (0,)
+# How many steps after its own a prompt group may train. TAKEN_AHEAD: in its own step, or a step earlier, which lacks
+# some. EXCHANGED: also a step later, in exchange for a prompt group of that step.
 TAKEN_AHEAD: tuple[int, ...] = (-1, 0)
 EXCHANGED: tuple[int, ...] = (-1, 0, 1)
 
@@ -54,7 +53,7 @@ class PromptGroup:
 class StepEnd:
     """All prompt groups of a step have been sent, `prompts` of them: what OpenRLHF's trainer gets beside the samples.
 
-    `excluded`: prompt groups of this step and those before that were left out, because a reward did not come;
+    `excluded`: prompt groups of this step and those before that are not trained on, because a reward did not come;
     `deferred`: of this step, that train in the next; `pass_rate`: of the prompts drawn for it, the percentage that was
     not filtered out, None where nothing is filtered.
     """
@@ -75,7 +74,7 @@ class Batches:
 
     step: int
     samples_per_prompt: int
-    late: tuple[int, ...] = OWN_ALONE
+    late: tuple[int, ...] = TAKEN_AHEAD
     _samples: list[Any] = field(default_factory=list)
     # Those of this batch, and those of the batches before as long as they could come again.
     _places: set[tuple[int, int]] = field(default_factory=set)

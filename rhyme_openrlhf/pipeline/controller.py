@@ -5,7 +5,9 @@ with the first goes on with the second. When a step is complete, the trainer get
 is handed out. No engine can need that step before, because its weights are made from that batch.
 
 Invariants:
-- A step's batch is its own prompts, or with --histopipe.defer what the ledger (`scheduling/deferral.py`) says.
+- A step's batch is what the ledger (`scheduling/deferral.py`) says: its own prompts, but for those that are deferred,
+  filtered out or without a reward, whose places others take.
+- A batch that lacks prompt groups without a reward, so that --train.batch_size no longer divides it, ends the run.
 - The trainer gets prompt groups of one batch at a time, in the order in which they end, and then the step's end.
 - Rollout stages in the record follow each other without gaps, so an engine's states add up to wall time.
 - Every wait ends after --limits.stage_s without any news.
@@ -28,7 +30,7 @@ from rhyme_openrlhf.pipeline.batch import PromptGroup, StepEnd
 from rhyme_openrlhf.pipeline.engines import ENGINE_TIMEOUT_SECONDS, LOST, EngineLoss, stage_intervals, turn_events
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator, score_range, teaches_nothing
 from rhyme_openrlhf.pipeline.outlier_watch import Outlier, OutlierWatch
-from rhyme_openrlhf.pipeline.step import Key, Step
+from rhyme_openrlhf.pipeline.step import NOWHERE, Key, Prompts, Step
 from rhyme_openrlhf.pipeline.step_planner import StepPlanner, rank_groups_event
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
@@ -37,7 +39,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.rollout_watch import RolloutWatch
-from rhyme_openrlhf.training.samples_generator import Swapped, rollout_finished
+from rhyme_openrlhf.training.samples_generator import rollout_finished
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
 SOURCE = "rollout"
@@ -52,7 +54,12 @@ class PipelineWaitError(RuntimeError):
 
 
 class NoRewardError(RuntimeError):
-    """No prompt group of a step has got its rewards."""
+    """Prompt groups of a step have not got their rewards, and without them the step cannot be trained on."""
+
+
+def sizes_of_steps(batch: int, prompts: int) -> set[int]:
+    """Return the numbers of prompt groups that steps have without any fault, in an epoch of `prompts` prompts."""
+    return {min(batch, prompts), prompts % batch}
 
 
 class Pipeline:
@@ -81,14 +88,16 @@ class Pipeline:
         self._ledger: BatchLedger[Key] = BatchLedger(None)
         self._groups: dict[Key, PromptGroup] = {}
         self._sent: set[Key] = set()
-        self._left_out: set[Key] = set()
+        # Of each prompt group that has no reward, its step.
+        self._left_out: list[int] = []
         self._stage_began = 0.0
         self._news_at = 0.0
-        self._excluded_before = 0
         self._score_range = score_range(generator.args)
+        self._samples: int = generator.args.rollout.n_samples_per_prompt
+        self._own_sizes = sizes_of_steps(generator.args.rollout.batch_size, len(generator.prompts_dataloader))
         self._outliers: OutlierWatch | None = None
         if services.settings.histopipe.defer or services.settings.samples_move:
-            self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
+            self._outliers = OutlierWatch(self._engines, planner.beta, self._samples)
         self._loss = EngineLoss(generator, services)
         self._watch = RolloutWatch(self._engines, services, overlapping=True)
 
@@ -161,7 +170,7 @@ class Pipeline:
             self._services.record_all(list(before), SOURCE)
             return
         step = self._flying[0]
-        samples = step.size * self._generator.args.rollout.n_samples_per_prompt
+        samples = step.size * self._samples
         self._services.record_all([*before, RolloutStarted(step.number, step.epoch, step.size, samples)], SOURCE)
         self._watch.begin(step.number, samples)
 
@@ -198,7 +207,7 @@ class Pipeline:
             elif place is not None or not gone:
                 raise
         except RewardLateError as error:
-            self._try_again(step, step.calls.pop(ref), error)
+            self._leave_out(step, step.calls.pop(ref), error)
         else:
             if ref in step.reports:
                 self._take_report(step, step.reports.pop(ref), answer)
@@ -207,22 +216,17 @@ class Pipeline:
 
     # --- what goes wrong
 
-    def _try_again(self, step: Step, place: int, error: RewardLateError) -> None:
-        """Generate a prompt group whose reward did not come once more, then leave the prompt group out."""
-        number, reason = step.number, last_line(error)
-        if place not in step.retried:
-            step.retried.add(place)
-            text = (
-                f"prompt group {place} of step {number} is generated again, because its reward did not come: {reason}"
-            )
-            self._services.record(Note("warning", text), SOURCE)
-            self._generator.hand_again(step, [place], step.engine_of[place])
-            return
-        self._left_out.add(step.key(place))
-        self._ended(step, place)
+    def _leave_out(self, step: Step, place: int, error: RewardLateError) -> None:
+        """Do without a prompt group whose reward did not come, although the engine asked for it twice.
+
+        It is not generated again until its reward is fast: that would prefer responses that are quickly rewarded.
+        """
+        self._left_out.append(step.number)
+        self._drop(step, place, more := step.draw_another())
+        instead = "another prompt takes its place" if more else "its epoch has no other prompt for its place"
         text = (
-            f"prompt group {place} of step {number} is not trained on, because its reward did not come twice "
-            f"({len(self._left_out)} left out in this run): {reason}"
+            f"prompt group {place} of step {step.number} is not trained on, because its reward did not come "
+            f"({len(self._left_out)} left out in this run), and {instead}: {last_line(error)}"
         )
         self._services.record(Note("error", text), SOURCE)
 
@@ -230,7 +234,7 @@ class Pipeline:
         """Give the trainer these prompt groups of the batch of the step that is being completed, if it has them not."""
         step = self._flying[0]
         for key in keys:
-            if key not in self._sent and key not in self._left_out:
+            if key not in self._sent:
                 self._sent.add(key)
                 self._put(replace(self._groups[key], trained_in=step.number, batch=step.size))
 
@@ -251,22 +255,25 @@ class Pipeline:
         """Have another prompt of the epoch, if there is one, take the place of this prompt group; False: it stays,
         because without it the step would have none, and later ones wait for the weights that are made of it."""
         number, more, key = step.number, step.draw_another(), step.key(place)
-        others = {*self._ledger.stays(number), *self._ledger.certain(number)} - self._left_out
-        if more is None and others == {key}:
+        if more is None and {*self._ledger.stays(number), *self._ledger.certain(number)} == {key}:
             text = f"step {number} trains on one prompt group although it is filtered out: it would have none"
             self._services.record(Note("warning", text), SOURCE)
             return False
-        step.done.add(place)
         step.filtered.add(place)
+        self._drop(step, place, more)
+        return True
+
+    def _drop(self, step: Step, place: int, more: Prompts | None) -> None:
+        """Train without a prompt group; have the prompt `more`, if there is one, generated for its place."""
+        step.done.add(place)
         if more is None:
-            self._ledger.drop(number, key)
-            return True
+            self._ledger.drop(step.number, step.key(place))
+            return
         # Chosen before the new prompt is owed, by an engine that is not known yet.
         engine = self._loss.least_loaded(self._flying)
         new = step.add(more)
-        self._ledger.drop(number, key, step.key(new))
+        self._ledger.drop(step.number, step.key(place), step.key(new))
         self._generator.hand_again(step, [new], engine)
-        return True
 
     def _ended(self, step: Step, place: int) -> None:
         step.done.add(place)
@@ -335,19 +342,39 @@ class Pipeline:
         step, began, ended = self._flying.pop(0), self._stage_began, time.time()
         if step.calls:
             self._late.append(step)
-        groups = [self._groups.pop(key) for key in batch if key not in self._left_out]
-        if not groups:
-            raise NoRewardError(f"no prompt group of step {step.number} has got its rewards")
-        self._excluded_before += len(batch) - len(groups)
-        self._put(self._end(step, batch, len(groups), ended - began))
+        groups = [self._groups.pop(key) for key in batch]
+        self._check_size(step, len(batch))
+        self._put(self._end(step, len(batch), ended - began))
         self._sent.difference_update(batch)
         samples = [sample for group in groups for sample in group.samples]
         self._record(step, samples, began, ended)
 
-    def _end(self, step: Step, batch: tuple[Key, ...], groups: int, seconds: float) -> StepEnd:
-        states = {**step.client_states, GENERATOR: step.generator_after(self._exchanged(step, batch))}
+    def _check_size(self, step: Step, groups: int) -> None:
+        """Raise NoRewardError for a batch that prompt groups without a reward have made too small.
+
+        DeepSpeed would keep the gradient of the rest and apply it with the next steps' samples (`training/updates.py`).
+        """
+        samples, update = groups * self._samples, self._generator.args.train.batch_size
+        if not groups:
+            raise NoRewardError(f"no prompt group of step {step.number} has got its rewards")
+        # An epoch's last steps are smaller in OpenRLHF, too, where prompts are filtered out.
+        as_upstream = self._score_range is not None or groups in self._own_sizes
+        if samples % update and not as_upstream:
+            raise NoRewardError(
+                f"step {step.number} has {samples} samples, which --train.batch_size {update} does not divide: "
+                f"{len(self._left_out)} prompt groups of the run had no reward in time, and the epoch has no others to "
+                "take their places. Give rewards more time (--limits.reward_s) and resume with --ckpt.load_enable"
+            )
+
+    def _end(self, step: Step, groups: int, seconds: float) -> StepEnd:
+        deferred, taken = self._ledger.swapped(step.number)
+        if taken and step.stream is not None:
+            places = (self._flying[0].places[place] for _, place in taken)
+            step.stream.use(step.number, (place for place in places if place != NOWHERE))
+        states = {**step.client_states, GENERATOR: step.generator_after([place for _, place in deferred])}
+        excluded = sum(number <= step.number for number in self._left_out)
         passed = None if self._score_range is None else step.pass_rate
-        return StepEnd(step.number, groups, states, seconds, self._excluded_before, len(step.deferred), passed)
+        return StepEnd(step.number, groups, states, seconds, excluded, len(step.deferred), passed)
 
     def _record(self, step: Step, samples: list[Any], began: float, ended: float) -> None:
         """Record a step's rollout stage, and begin that of the next at the same moment."""
@@ -361,15 +388,3 @@ class Pipeline:
             self._services.record(event, SOURCE)
         tokens = statistics.fmean(float(sample.total_length.item()) for sample in samples)
         self._planner.observe(step.counters, tokens - finished.length_mean)
-
-    def _exchanged(self, step: Step, batch: tuple[Key, ...]) -> Swapped:
-        """Return what the next step has in exchange for those of its prompts that this step's batch took.
-
-        Where prompts are filtered out the next step has nothing in exchange, and what was taken is used up.
-        """
-        if self._score_range is None:
-            return step.swapped(*self._ledger.swapped(step.number))
-        taken = [place for number, place in batch if number == step.number + 1]
-        if taken and step.stream is not None:
-            step.stream.use(step.number, [self._flying[0].places[place] for place in taken])
-        return ()

@@ -32,7 +32,7 @@ from rhyme_openrlhf.training.samples_generator import (
     REPORT_TIMEOUT_SECONDS,
     GeneratorState,
     RhymeSamplesGenerator,
-    Swapped,
+    Row,
     announce,
     leave_out,
     stand_in,
@@ -85,17 +85,16 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
     generate_kwargs: dict[str, Any] = {}
 
     # Of a resumed run's first step.
-    _swapped: Swapped = ()
+    _deferred: tuple[Row, ...] = ()
     _used: tuple[int, ...] = ()
 
     def restore(self, state: GeneratorState) -> None:
         """Go on from `state`, as the base class does.
 
-        The next step's prompts that were trained on give way to those that were deferred to it; prompts that were
-        drawn as replacements are left out.
+        The next step begins with the prompts that were deferred to it; those that were used out of turn are left out.
         """
         super().restore(state)
-        self._swapped, self._used = state.swapped, state.used
+        self._deferred, self._used = state.deferred, state.used
 
     def draw(self, episode: int, consumed: int) -> Iterator[Step]:
         """Draw the steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
@@ -105,13 +104,11 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
             stream = PromptStream(iter(self.prompts_dataloader) if begun is None else begun, self._used)
             self._used = ()
             while not stream.exhausted:
-                taken = stream.take(self.args.rollout.batch_size)
+                taken = stream.take(self.args.rollout.batch_size - len(self._deferred))
+                taken.add(self._deferred)
+                self._deferred = ()
                 if not taken.prompts:
                     break
-                for place, deferred in self._swapped:
-                    taken.prompts[place], taken.labels[place], taken.images[place] = deferred
-                    taken.data_sets[place] = ""
-                self._swapped = ()
                 self.step += 1
                 consumed += len(taken.prompts)
                 states = {

@@ -1,9 +1,9 @@
 """A step of the streaming pipeline, from the moment its prompts are drawn until the last of them has ended: one record.
 
 The generator draws a step's prompts from a `PromptStream`, in the data loader's order: steps draw ahead from it, and
-replacements in between. With dynamic filtering a step draws a new prompt for each that it filters out. By then later
-steps have drawn theirs, and at the epoch's end the step takes some of theirs. A checkpoint of the step therefore names,
-beside the data loader's state, which prompts behind that state are used up.
+replacements in between. A step draws a new prompt for each that is filtered out or has no reward. By then later steps
+have drawn theirs, and at the epoch's end the step takes some of theirs. A checkpoint of the step therefore names which
+prompts behind the data loader's state are used up, and which the next step has beside its own.
 
 Invariants: every prompt of an epoch is given once. A step's checkpoint names exactly the prompts behind its own that
 the step or an earlier one used, so a resumed run gives each other prompt once more. Engines still owe of a step what is
@@ -22,22 +22,33 @@ from openrlhf.trainer.ppo_utils.samples_generator import _collect_prompt_batch
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement
 from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.training.samples_generator import GeneratorState, Swapped
+from rhyme_openrlhf.training.samples_generator import GeneratorState, Row
 
+# The place in the stream of a prompt that a resumed run got from the step before.
+NOWHERE = -1
 # A prompt group: the step it was drawn for, and its place in that step.
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts with what belongs to them; `places`: theirs in the stream, from 0; `data_sets`: the name of each one's,
-    "" if it is not known."""
+    """Prompts with what belongs to them; `places`: theirs in the stream, from 0, or NOWHERE; `data_sets`: the name of
+    each one's, "" if it is not known."""
 
     prompts: list[str] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
     images: list[Any] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     data_sets: list[str] = field(default_factory=list)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add prompts that are none of the stream's."""
+        for prompt, label, images in rows:
+            self.prompts.append(prompt)
+            self.labels.append(label)
+            self.images.append(images)
+            self.places.append(NOWHERE)
+            self.data_sets.append("")
 
 
 class PromptStream:
@@ -96,9 +107,9 @@ class Step:
     not be given theirs, and why.
 
     Ended: `done`: prompt groups that have ended or were given up; `lengths`: of the responses of those that ended;
-    `retried`: generated for the second time; `deferred`: they train in the next step; `moved`: samples that were sent
-    to another engine because they are too long; `filtered`: not trained on, each with another prompt at the end of the
-    step's prompts, as far as there were more; `counters`: of what engines have reported.
+    `deferred`: they train in the next step; `moved`: samples that were sent to another engine because they are too
+    long; `filtered`: not trained on, each with another prompt at the end of the step's prompts, as far as there were
+    more; `counters`: of what engines have reported.
     """
 
     number: int
@@ -122,7 +133,6 @@ class Step:
 
     done: set[int] = field(default_factory=set)
     lengths: dict[int, list[int]] = field(default_factory=dict)
-    retried: set[int] = field(default_factory=set)
     deferred: set[int] = field(default_factory=set)
     moved: set[int] = field(default_factory=set)
     filtered: set[int] = field(default_factory=set)
@@ -161,14 +171,11 @@ class Step:
         self.data_sets += more.data_sets
         return len(self.prompts) - 1
 
-    def generator_after(self, swapped: Swapped) -> GeneratorState:
-        """Return the state after the step is trained on; `swapped`: as in that state."""
-        used = self.stream.used(self.number, self.drawn) if self.stream else ()
-        return replace(self.generator, swapped=swapped, used=used)
+    def row(self, place: int) -> Row:
+        """Return a prompt with its label and images."""
+        return self.prompts[place], self.labels[place], self.images[place]
 
-    def swapped(self, deferred: Sequence[Key], taken: Sequence[Key]) -> Swapped:
-        """Return where the next step has prompts that this one deferred, instead of those that this one has taken."""
-        return tuple(
-            (place, (self.prompts[late], self.labels[late], self.images[late]))
-            for (_, place), (_, late) in zip(taken, deferred, strict=True)
-        )
+    def generator_after(self, deferred: Sequence[int]) -> GeneratorState:
+        """Return the state after the step is trained on; `deferred`: places whose prompts the next step trains on."""
+        used = self.stream.used(self.number, self.drawn) if self.stream else ()
+        return replace(self.generator, deferred=tuple(self.row(place) for place in deferred), used=used)

@@ -8,7 +8,7 @@ Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py` and `trainer/ppo_
 
 Invariants:
 - A step trains on its own prompts, each with all its samples, at most one step off policy. `pipeline/batch.py` holds
-  that, also for what --histopipe.defer and dynamic filtering exchange with the next step.
+  that, also for what --histopipe.defer, dynamic filtering and rewards that do not come exchange with the next step.
 - A checkpoint holds the data loader's state right after the step's prompts were drawn.
 - The micro-batches are those that upstream would make of the whole step in the same order. Each is computed once, with
   the weights that upstream would use: the policy is not trained in between.
@@ -27,7 +27,7 @@ import ray  # isort: skip
 from ray.util.queue import Empty
 
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.pipeline.batch import EXCHANGED, OWN_ALONE, TAKEN_AHEAD, Batches, PromptGroup, StepEnd
+from rhyme_openrlhf.pipeline.batch import EXCHANGED, TAKEN_AHEAD, Batches, PromptGroup, StepEnd
 from rhyme_openrlhf.pipeline.controller import SOURCE, STEPS_AHEAD, Pipeline
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator
 from rhyme_openrlhf.pipeline.step_planner import StepPlanner
@@ -81,11 +81,13 @@ class StreamingExperienceMaker(RhymeExperienceMaker):
         while len(self._taken) >= self._done + unit and (of - self._done) // unit > 1:
             self._make(self._taken[self._done : self._done + unit])
 
+    def _ranks(self) -> int:
+        groups = (self.actor_model_group, self.critic_model_group, self.reward_model_group, self.initial_model_group)
+        return max(len(one._actor_handlers) // one.duplicate_actors for one in groups if one is not None)
+
     def _unit(self) -> int:
         """Samples that make one micro-batch for every rank: fewer could not be shared among the ranks."""
-        groups = (self.actor_model_group, self.critic_model_group, self.reward_model_group, self.initial_model_group)
-        ranks = max(len(one._actor_handlers) // one.duplicate_actors for one in groups if one is not None)
-        return int(self.args.rollout.micro_batch_size) * ranks
+        return int(self.args.rollout.micro_batch_size) * self._ranks()
 
     @property
     def _done(self) -> int:
@@ -104,9 +106,13 @@ class StreamingExperienceMaker(RhymeExperienceMaker):
         if [id(sample) for sample in rollout_samples] != [id(sample) for sample in self._taken]:
             raise ValueError("the samples of the step are not those that came for it, in that order")
         if first == len(rollout_samples):
-            # Prompt groups were left out that the last micro-batch was kept for.
+            # Prompt groups are missing that the last micro-batches were kept for.
             return []
         rest: list[Any] = super().split_rollout_samples(rollout_samples[first:])
+        if self._made and len(rest) < self._ranks():
+            # Here, too: what is left is not enough for all ranks, so the last unit is computed again together with it.
+            del self._made[-self._ranks() :]
+            return self.split_rollout_samples(rollout_samples)
         for experience in rest:
             experience.index = [first + number for number in experience.index]
         return rest
@@ -129,9 +135,7 @@ class StreamedBatches(QueuedBatches):
         self._maker: StreamingExperienceMaker = trainer.experience_maker
         self._weights_soon = trainer._weights.prepare
         self._samples_per_prompt: int = trainer.args.rollout.n_samples_per_prompt
-        self._late = TAKEN_AHEAD if trainer.args.algo.dynamic_filtering_enable else OWN_ALONE
-        if trainer.services.settings.histopipe.defer:
-            self._late = EXCHANGED
+        self._late = EXCHANGED if trainer.services.settings.histopipe.defer else TAKEN_AHEAD
         self._batches: Batches | None = None
         self._training_seconds: float | None = None
 

@@ -2,15 +2,15 @@
 
 A prompt group trains whole. If one of its samples is deferred, the prompt group trains in the next step. The prompt
 group of the next step that finishes first is pulled forward in its place, so every step trains on as many as it drew. A
-deferred prompt group is at most two steps off policy, all others at most one. A prompt group that is filtered out
-(dropped) is replaced in its own step. Without a replacement, one of the same epoch is pulled forward.
+deferred prompt group is at most two steps off policy, all others at most one. A prompt group that is filtered out or
+has no reward (dropped) is replaced in its own step. Without a replacement, one of the same epoch is pulled forward.
 
 Invariants:
 - Every prompt group that is not dropped trains exactly once: in its own step, one later (deferred) or one earlier
   (pulled).
 - None is deferred twice, or pulled and deferred.
 - A batch is as large as its step. If prompt groups were dropped without a replacement, it is as large as the next step
-  of the epoch can make it; that step keeps one.
+  of the epoch can make it. That step keeps one, unless all of it was promised for deferred ones.
 - In the last step of an epoch nothing is deferred, because each epoch trains its own prompts.
 - A deferral that would leave a step without enough prompt groups to pull is refused.
 """
@@ -72,22 +72,27 @@ class BatchLedger(Generic[PromptGroup]):
             self._pull(step - 1)
 
     def drop(self, step: int, prompt_group: PromptGroup, instead: PromptGroup | None = None) -> None:
-        """Drop one of the step's own prompt groups from training; `instead`: its replacement in the same step.
+        """Drop one of the step's own prompt groups from training; `instead`, its replacement, trains where it would.
 
-        Raises ValueError for one that ended, or trains elsewhere, and for a step whose batch was handed out.
+        Raises ValueError for one that ended, and for one whose batch was handed out.
         """
-        if step <= self._handed_out:
-            raise ValueError(f"the batch of step {step} was handed out before")
-        own = self._steps[step]
-        elsewhere = prompt_group in own.deferred or prompt_group in own.pulled
-        if prompt_group not in own.own or elsewhere or prompt_group in own.ended:
+        own = self._steps.get(step)
+        if own is None or prompt_group not in own.own or prompt_group in own.ended:
             raise ValueError(f"{prompt_group!r} is not of step {step}, or cannot be dropped any more")
+        deferred = prompt_group in own.deferred
+        if step <= self._handed_out and not deferred:
+            raise ValueError(f"the batch of step {step} was handed out before")
         own.own.remove(prompt_group)
-        if instead is None:
-            own.short += 1
-            self._pull(step)
-        else:
+        own.deferred.discard(prompt_group)
+        if instead is not None:
             own.own.add(instead)
+            if deferred:
+                own.deferred.add(instead)
+            return
+        # A batch that was handed out is whole: it has pulled for what was deferred, so the next one lacks it.
+        lacks = step if step > self._handed_out else step + 1
+        self._steps[lacks].short += 1
+        self._pull(lacks)
 
     def stays(self, step: int) -> set[PromptGroup]:
         """Return the step's own prompt groups that train in it, as far as is known."""
@@ -143,7 +148,7 @@ class BatchLedger(Generic[PromptGroup]):
     def swapped(self, step: int) -> tuple[tuple[PromptGroup, ...], tuple[PromptGroup, ...]]:
         """Return the prompt groups that the handed-out batch left to the next step, and those it pulled from it.
 
-        Both have the same length.
+        It pulled more than it left where some of its own were dropped without a replacement.
         """
         own, following = self._steps[step], self._steps.get(step + 1)
         return tuple(own.deferred), tuple(following.pulled) if following else ()
@@ -164,7 +169,7 @@ class BatchLedger(Generic[PromptGroup]):
             return None
         before = self._steps.get(step - 1)
         late = len(before.deferred) if before else 0
-        if self._owed_by_next(step) > 0 or len(own.pulled) < late or (before is not None and len(before.late) < late):
+        if self._owed_by_next(step) > 0 or (before is not None and len(before.late) < late):
             return None
         order = self.certain(step)
         self._handed_out = step
@@ -175,12 +180,13 @@ class BatchLedger(Generic[PromptGroup]):
     def _owed_by_next(self, step: int) -> int:
         """Return how many prompt groups the next step still has to give.
 
-        It gives one for each deferred one. Within an epoch it also gives one for each dropped one, while it keeps one.
+        It gives one for each deferred one, as far as it has any. Within an epoch it also gives one for each dropped
+        one, while it keeps one.
         """
         own, following = self._steps[step], self._steps.get(step + 1)
         if following is None:
             return len(own.deferred)
-        owed = len(own.deferred) - len(following.pulled)
+        owed = min(len(own.deferred) - len(following.pulled), following.can_give)
         if not own.short or following.epoch != own.epoch:
             return owed
         return min(owed + own.short, max(owed, following.can_give - 1))

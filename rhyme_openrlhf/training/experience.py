@@ -19,6 +19,7 @@ from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
 from rhyme_openrlhf.telemetry.events import OffPolicyness
 from rhyme_openrlhf.telemetry.samples import MEGABYTE, ROUNDS, encoded, sample_record
 from rhyme_openrlhf.telemetry.services import RunServices
+from rhyme_openrlhf.training.updates import check_shares
 
 SOURCE = "trainer"
 
@@ -28,11 +29,20 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
 
     services: RunServices
     step: int = 0
+    samples: int = 0
+    """Of the last step."""
     _sent: tuple[Any, ...] = ()
 
     def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
         """Return the experiences of a step, as upstream; their responses go to the history workers."""
         experiences = super().make_experience_batch(rollout_samples)
+        self.samples = len(rollout_samples)
+        # Micro-batches by length are as many on every rank.
+        if not self.args.train.dynamic_batch_enable:
+            sizes = [len(experience.index) for experience in experiences]
+            for group in filter(None, (self.actor_model_group, self.critic_model_group)):
+                ranks = len(group._actor_handlers) // group.duplicate_actors
+                check_shares(self.step, sizes, ranks, self.args.train.micro_batch_size)
         self._record(rollout_samples, experiences)
         workers = self.services.history_workers
         if workers:

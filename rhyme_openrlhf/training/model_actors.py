@@ -26,6 +26,7 @@ from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import POLICY, ProcessReady
 from rhyme_openrlhf.training.reproducible import RankRandomState
+from rhyme_openrlhf.training.updates import Updates
 from rhyme_openrlhf.weights.buckets import Bucket, Segment
 from rhyme_openrlhf.weights.publisher import WeightPublisher, fixed_sequence_log_probs
 
@@ -107,6 +108,10 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
         """Return the name of a weight of this rank's that is not finite, or ""."""
         return not_finite(self.actor.model)
 
+    def updates(self) -> Updates:
+        """Return what this rank has trained so far."""
+        return Updates.of(self.actor.model)
+
     def score(self, token_ids: list[int]) -> list[float]:
         """Return the log-probability of each token after the first, by the weights being trained."""
         with emptied_cache():
@@ -119,6 +124,10 @@ class RhymeCriticModelActor(RankRandomState, PlainCriticModelActor):  # type: ig
     def not_finite(self) -> str:
         """Return the name of a weight of this rank's that is not finite, or ""."""
         return not_finite(self.critic)
+
+    def updates(self) -> Updates:
+        """Return what this rank has trained so far."""
+        return Updates.of(self.critic)
 
 
 PolicyModelActor = ray.remote(num_gpus=1)(RhymePolicyModelActor)

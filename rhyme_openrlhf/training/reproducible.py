@@ -25,9 +25,17 @@ def seed_controller(seed: int) -> None:
     transformers.set_seed(seed)
 
 
-def in_prompt_order(samples: Sequence[Any]) -> list[Any]:
-    """Return samples by prompt instead of by who finished first; a prompt's own samples keep their order."""
-    return sorted(samples, key=lambda sample: sample.prompts[0])
+def in_prompt_order(samples: Sequence[Any], of_each: int) -> list[Any]:
+    """Return samples by prompt instead of by who finished first; the `of_each` samples of a row stay side by side.
+
+    Rows with the same prompt are ordered by their labels, and then by what was generated.
+    """
+
+    def order(row: Sequence[Any]) -> tuple[Any, ...]:
+        return row[0].prompts[0], str(row[0].labels[0]), [sample.sequences[0].tolist() for sample in row]
+
+    rows = [samples[first : first + of_each] for first in range(0, len(samples), of_each)]
+    return [sample for row in sorted(rows, key=order) for sample in row]
 
 
 def random_state() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rhyme_openrlhf.telemetry.services import Checkpoints, ResumePoint
 from rhyme_openrlhf.training.checkpoint_directory import CRITIC, CheckpointDirectory, Tag
 
 STATE_FILE = "state.json"
-STATE_VERSION = 1
+STATE_VERSION = 2
 # Upstream deletes down to --ckpt.max_num less one before it writes the next; with 1, a kill then leaves none.
 SAFE_MAX_NUM = 2
 # What a checkpoint is bound to, beside the model and the number of its ranks: data order, buffers and optimizer

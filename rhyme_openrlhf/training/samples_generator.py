@@ -48,8 +48,10 @@ LENGTHS_TIMEOUT_SECONDS = 2.0
 LOADER_FINISHED = "_iterator_finished"
 
 
-# Places of a step, each with the prompt (with label and image) that it has instead of its own.
-Swapped = tuple[tuple[int, tuple[str, Any, Any]], ...]
+# More training steps than a run has.
+MOST_STEPS = 1 << 32
+# A row of the data set as upstream hands it on: prompt, label, images. Rows may have the same prompt.
+Row = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,18 @@ class GeneratorState:
     """The state of a generator after it gave out the samples of training step `step`; only plain objects.
 
     `visits`: how often each prompt was sent to an engine (counted in reproducible runs, whose seeds need it).
-    `random`: the random state of its process; None: it starts fresh. `pending`: prompts, as (prompt, label, images),
-    whose samples upstream had generated ahead but not given out; they are generated again, because the samples
-    themselves may be gigabytes. `swapped`: of the step after, the places whose prompts were trained on in this step,
-    with the prompts that were deferred in exchange. `used`: how far behind the data loader's state the prompts are that
-    were drawn in place of filtered ones, by this step or earlier ones.
+    `random`: the random state of its process; None: it starts fresh. `pending`: rows whose samples upstream had
+    generated ahead but not given out; they are generated again, because the samples themselves may be gigabytes.
+    `deferred`: rows of this step that the next one trains on. `used`: the prompts that this step or an earlier one used
+    out of turn, each as its distance behind the data loader's state. They took the places of ones that were deferred,
+    filtered out or had no reward.
     """
 
     step: int
     visits: dict[str, int] = field(default_factory=dict)
     random: dict[str, Any] | None = None
-    pending: tuple[tuple[str, Any, Any], ...] = ()
-    swapped: Swapped = ()
+    pending: tuple[Row, ...] = ()
+    deferred: tuple[Row, ...] = ()
     used: tuple[int, ...] = ()
 
 
@@ -85,6 +87,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         self._stage: RolloutWatch | None = None
         self._evaluating = False
         self._visits: Counter[str] = Counter()
+        self._evaluated: Counter[str] = Counter()
         self._home: Any = None
 
     @property
@@ -98,8 +101,9 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
     def state(self) -> GeneratorState:
         """Return where this generator stands; goes with the data loader's state of the same moment."""
-        waiting = {sample.prompts[0]: sample for sample in getattr(self, "_sample_buffer", [])}
-        pending = tuple((prompt, sample.labels[0], sample.images[0]) for prompt, sample in waiting.items())
+        # Upstream's buffer has the samples of each row side by side, and whole. A prompt would not do as a row's name.
+        first_of_each = getattr(self, "_sample_buffer", [])[:: self.args.rollout.n_samples_per_prompt]
+        pending = tuple((sample.prompts[0], sample.labels[0], sample.images[0]) for sample in first_of_each)
         return GeneratorState(self.step, dict(self._visits), random_state(), pending)
 
     def restore(self, state: GeneratorState) -> None:
@@ -112,7 +116,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self._dataloader_iter = self._pending_first(state.pending)
             self._sample_buffer: list[Any] = []
 
-    def _pending_first(self, pending: tuple[tuple[str, Any, Any], ...]) -> Iterator[tuple[Any, ...]]:
+    def _pending_first(self, pending: tuple[Row, ...]) -> Iterator[tuple[Any, ...]]:
         """Yield the rest of an epoch's prompts as upstream's loader gives them, `pending` before all."""
         for prompt, label, images in pending:
             yield None, [prompt], [label], [images]
@@ -122,6 +126,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
         """Samples of the evaluation prompts, as upstream; they are no rollout stage."""
         self._evaluating = True
+        self._evaluated.clear()
         try:
             return super().generate_eval_samples(**generate_kwargs)
         finally:
@@ -269,8 +274,10 @@ class RhymeSamplesGenerator(SamplesGenerator):
         if not self.services.settings.run.reproducible:
             return prompt
         if self._evaluating:
-            # Not counted: an evaluation must not change the seeds of training, nor depend on how often one was made.
-            return VisitedPrompt(prompt, -1 - self.step)
+            # Counted in this evaluation alone, for rows with the same prompt: an evaluation must not change the seeds
+            # of training, nor depend on how often one was made.
+            self._evaluated[prompt] += 1
+            return VisitedPrompt(prompt, -1 - self.step - (self._evaluated[prompt] - 1) * MOST_STEPS)
         self._visits[prompt] += 1
         return VisitedPrompt(prompt, self._visits[prompt] - 1)
 

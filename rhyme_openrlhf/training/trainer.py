@@ -50,6 +50,7 @@ from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequ
 from rhyme_openrlhf.training.learning import Learning
 from rhyme_openrlhf.training.reproducible import in_prompt_order, seed_controller
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState, RhymeSamplesGenerator
+from rhyme_openrlhf.training.updates import UpdateCount
 from rhyme_openrlhf.weights.check import WeightCheck
 from rhyme_openrlhf.weights.offers import OfferedWeightCheck, WeightOffers
 from rhyme_openrlhf.weights.sync import WeightSync
@@ -86,6 +87,13 @@ class RhymeTraining(upstream.BasePPOTrainer):
         self.services: RunServices = strategy.services
         self._version = 0
         self._checkpoints = RunCheckpoints(self.services, self.args, self.actor_model_group, self.critic_model_group)
+        self._updates = UpdateCount(
+            self.services,
+            {"policy": self.actor_model_group}
+            | ({"critic": self.critic_model_group} if self.critic_model_group else {}),
+            self.args.train.batch_size,
+            self.args.train.dynamic_batch_enable,
+        )
         self._restored_generator = GeneratorState(0)
         self._learning = Learning(self.args)
         maker: Any = self.experience_maker
@@ -127,7 +135,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
         """Do one training step on `rollout_samples`, as upstream, with what belongs before and after it."""
         step, reproducible = global_step + 1, self.services.settings.run.reproducible
         if reproducible:
-            rollout_samples = in_prompt_order(rollout_samples)
+            rollout_samples = in_prompt_order(rollout_samples, self.args.rollout.n_samples_per_prompt)
         self.leave_out_lost()
         self._version = self.experience_maker.step = step
         self._score_before(step)
@@ -170,9 +178,10 @@ class RhymeTraining(upstream.BasePPOTrainer):
         """Upstream's update of policy and critic."""
         self._checkpoints.training_begins()
         self._stage("train", global_steps + 1)
-        started = time.monotonic()
+        started, before = time.monotonic(), self._updates.now()
         status: dict[str, Any] = super().ppo_train(global_steps)
         self._warn(self._learning.updated(global_steps + 1, status))
+        status |= self._updates.check(global_steps + 1, self.experience_maker.samples, before)
         # Of an emulated machine: 0 without --emulate.train_s.
         time.sleep(max(started + self.services.settings.emulate.train_s - time.monotonic(), 0))
         return status

@@ -33,7 +33,7 @@ PIPELINE = ("--train.async_enable", "--histopipe.enable", "--no-run.reproducible
 # Eight prompts in batches of three: each epoch's last step is a partial one.
 PARTIAL = (
     "--rollout.batch_size", "3", "--train.batch_size", "4",
-    "--rollout.micro_batch_size", "4", "--train.micro_batch_size", "4",
+    "--rollout.micro_batch_size", "4", "--train.micro_batch_size", "2",
 )  # fmt: skip
 Train = Callable[..., "FinishedRun"]
 

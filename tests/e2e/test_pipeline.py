@@ -57,6 +57,9 @@ def test_three_epochs(train: Train) -> None:
     assert [(event.step, event.epoch) for event in run.of(TrainStep)] == [(n, (n + 2) // 3) for n in range(1, 10)]
     trained_once(journal_prompts(run.path), set(range(1, 10)), epochs=3)
     samples = [12, 12, 8] * 3
+    # Updates of four samples, in micro-batches of two: each step is applied in itself.
+    counted = [(e.metrics["policy/optimizer_steps"], e.metrics["policy/micro_batches"]) for e in run.of(TrainStep)]
+    assert counted == [(count / 4, count / 2) for count in samples]
     assert [event.samples for event in run.of(RolloutFinished)] == samples
     ages: Counter[int] = Counter()
     for event, count in zip(run.of(OffPolicyness), samples, strict=True):
@@ -147,7 +150,11 @@ def test_a_run_goes_on_without_an_engine_and_without_a_reward(
         drawn = [prompt for step, prompt in journal if (step - 1) // 3 == epoch]
         assert len(drawn) == len(set(drawn)) == 7, (epoch, drawn)
     texts = [event.text for event in run.of(Note)]
-    assert sum("is generated again, because its reward did not come" in text for text in texts) == 3
+    for model in ("policy", "critic"):
+        updates = [
+            (event.metrics[f"{model}/optimizer_steps"], event.metrics[f"{model}/micro_batches"]) for event in trained
+        ]
+        assert updates == [(event.samples / 4, event.samples / 2) for event in run.of(RolloutFinished)]
     assert any("(3 left out in this run)" in text and "within 2 s" in text for text in texts)
     assert trained[-1].metrics["pipeline/excluded_prompt_groups"] == 3
     # The other engine generated all that the lost engine owed, of every step.

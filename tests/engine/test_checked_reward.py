@@ -54,7 +54,7 @@ def test_a_right_reward_passes(tmp_path: Path) -> None:
     [
         ("raise KeyError('answer')", "raised KeyError: 'answer'"),
         ("raise TimeoutError('the judge')", "raised TimeoutError: the judge"),
-        ("time.sleep(2)", "did not answer within 1 s (--limits.reward_s)"),
+        ("time.sleep(3)", "did not answer within 1 s (--limits.reward_s)"),
         ("return {'reward': 1.0}", "returned no 'rewards'"),
         ("return None", "returned no 'rewards'"),
     ],
@@ -65,6 +65,21 @@ def test_no_reward_is_an_error(tmp_path: Path, body: str, says: str) -> None:
     assert says in str(error.value)
     assert "reward.py" in str(error.value) and "6*7=" in str(error.value)
     assert isinstance(error.value, RewardLateError) == ("within" in says)
+
+
+def test_a_late_reward_is_asked_for_again_for_the_same_response(tmp_path: Path) -> None:
+    """The first answer counts, of the first call or of the second one."""
+    asked = tmp_path / "asked"
+    body = (
+        f"with open({str(asked)!r}, 'a') as file: print(queries[0], file=file)\n"
+        f"    time.sleep(WAIT if len(open({str(asked)!r}).readlines()) == 1 else AGAIN)\n"
+        "    return {'rewards': 1.0}"
+    )
+    assert rewarded(tmp_path, body.replace("WAIT", "3").replace("AGAIN", "0"))["reward"] == 1.0
+    assert asked.read_text().splitlines() == ["6*7=42"] * 2
+    asked.unlink()
+    assert rewarded(tmp_path, body.replace("WAIT", "1.5").replace("AGAIN", "3"))["reward"] == 1.0
+    assert asked.read_text().splitlines() == ["6*7=42"] * 2
 
 
 def test_waiting_for_a_thread_is_not_the_rewards_time(tmp_path: Path) -> None:

@@ -64,10 +64,13 @@ class Watch:
 class Generator:
     """Prompts are numbers; responses are their samples, generated with the oldest weights that are allowed."""
 
-    def __init__(self, filters: bool = False) -> None:
+    def __init__(self, filters: bool = False, train_batch: int = SAMPLES, prompts: int = 1, batch: int = 1) -> None:
         self.vllm_engines = [an_engine([]) for _ in range(ENGINES)]
         algo = NS(dynamic_filtering_enable=filters, dynamic_filtering_range=(0, 1))
-        self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES), algo=algo)
+        self.args = NS(
+            rollout=NS(n_samples_per_prompt=SAMPLES, batch_size=batch), algo=algo, train=NS(batch_size=train_batch)
+        )
+        self.prompts_dataloader = range(prompts)
         self.handed: list[int] = []
         # Steps whose lengths were recorded, and of how many samples.
         self.lengths: list[tuple[int, int]] = []
@@ -125,9 +128,14 @@ class Generator:
 
 
 def a_pipeline(
-    put: Any, evaluate: Any = None, defer: bool = False, filters: bool = False, layouts: LayoutPlan | None = None
+    put: Any,
+    evaluate: Any = None,
+    defer: bool = False,
+    filters: bool = False,
+    layouts: LayoutPlan | None = None,
+    **sizes: int,
 ) -> tuple[Pipeline, Generator, list[Any]]:
-    generator, recorded = Generator(filters), []
+    generator, recorded = Generator(filters, **sizes), []
     services = NS(
         record=lambda event, source: recorded.append(event),
         record_all=lambda events, source: recorded.extend(events),

@@ -91,7 +91,7 @@ def test_a_resumed_run_leaves_out_what_was_drawn_as_a_replacement(
                 if more := step.draw_another():
                     step.add(more)
             used.append((step.epoch, step.prompts))
-            points.append((step, step.generator_after(())))
+            points.append((step, step.generator_after([])))
     for epoch in {number for number, _ in used}:
         of_epoch = [prompt for number, more in used for prompt in more if number == epoch]
         assert sorted(of_epoch) == sorted(f"prompt {number}" for number in range(prompts))
@@ -110,13 +110,13 @@ def test_a_resumed_run_leaves_out_what_was_drawn_as_a_replacement(
 
 def test_a_resumed_run_draws_what_was_deferred_instead_of_what_was_trained_ahead() -> None:
     first, second = list(a_generator(6, 3, seed=1).draw(0, 0))[:2]
-    state = replace(first.generator, swapped=((1, (first.prompts[2], first.labels[2], None)),))
+    state = replace(first.generator, deferred=((first.prompts[2], first.labels[2], None),), used=(1,))
     resumed = a_generator(6, 3, seed=2)
     resumed.restore(pickle.loads(pickle.dumps(state)))
     resumed.prompts_dataloader.load_state_dict(first.client_states["data_loader_state_dict"])
     drawn = next(resumed.draw(0, 3))
-    assert drawn.prompts == [second.prompts[0], first.prompts[2], second.prompts[2]]
-    assert drawn.labels[1] == first.labels[2]
+    assert drawn.prompts == [second.prompts[0], second.prompts[2], first.prompts[2]]
+    assert drawn.labels[2] == first.labels[2] and drawn.client_states["total_consumed_prompts"] == 6
 
 
 def an_engine(sent: list[str]) -> Any:

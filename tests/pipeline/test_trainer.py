@@ -20,12 +20,13 @@ from rhyme_openrlhf.pipeline.trainer import StreamedBatches, StreamingExperience
 class Maker(StreamingExperienceMaker):
     """Two policy ranks, micro-batches of two samples; passes are only noted."""
 
-    def __init__(self, dynamic: bool = False) -> None:
+    def __init__(self, dynamic: bool = False, reference_ranks: int = 0) -> None:
         args = NS(
             train=NS(dynamic_batch_enable=dynamic), rollout=NS(micro_batch_size=2), algo=NS(advantage=NS(estimator=""))
         )
         policy = NS(_actor_handlers=[0, 1], duplicate_actors=1)
-        super().__init__(policy, None, None, None, None, NS(args=args), NS(pad_token_id=0))
+        reference = NS(_actor_handlers=[0] * reference_ranks, duplicate_actors=1) if reference_ranks else None
+        super().__init__(policy, None, None, reference, None, NS(args=args), NS(pad_token_id=0))
 
 
 @pytest.fixture
@@ -61,6 +62,12 @@ def test_whole_units_are_computed_as_they_come_and_the_rest_at_the_end(passes: l
     # The next step begins anew.
     maker.take([NS(name=number) for number in range(8)], of=8)
     assert passes[3:] == [[[0, 1], [2, 3]]]
+
+
+def test_a_unit_has_a_micro_batch_for_each_rank_of_the_model_with_most(passes: list[list[list[int]]]) -> None:
+    maker = Maker(reference_ranks=4)
+    maker.take([NS(name=number) for number in range(20)], of=20)
+    assert passes == [[[0, 1], [2, 3], [4, 5], [6, 7]]]
 
 
 def test_other_samples_than_those_that_came_are_refused(passes: list[list[list[int]]]) -> None:

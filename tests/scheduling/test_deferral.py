@@ -97,3 +97,44 @@ def test_nothing_is_deferred_into_another_epoch() -> None:
     assert not ledger.defer(1, "a") and ledger.stays(1) == {"a", "b"}
     ledger.add(3, ["e", "f"], epoch=2)
     assert ledger.defer(2, "c")
+
+
+def test_what_is_dropped_after_it_was_deferred_is_made_up_for_where_it_would_train() -> None:
+    def begun() -> BatchLedger[str]:
+        ledger: BatchLedger[str] = BatchLedger(3)
+        ledger.add(1, ["a", "long"])
+        ledger.add(2, ["c", "d"])
+        assert ledger.defer(1, "long")
+        ledger.ended(1, "a")
+        ledger.ended(2, "c")
+        assert ledger.batch(1) == ("a", "c")
+        ledger.add(3, ["e", "f"])
+        ledger.ended(2, "d")
+        ledger.ended(3, "e")
+        return ledger
+
+    ledger = begun()
+    ledger.drop(1, "long", "another")
+    assert ledger.batch(2) is None
+    ledger.ended(1, "another")
+    assert ledger.batch(2) == ("d", "another")
+    # Without a replacement the next step, which has not got it, takes one of the step behind.
+    ledger = begun()
+    ledger.drop(1, "long")
+    assert ledger.batch(2) == ("d", "e")
+    with pytest.raises(ValueError, match="is not of step 1"):
+        ledger.drop(1, "long")
+
+
+def test_what_was_promised_for_deferred_ones_and_dropped_is_not_waited_for() -> None:
+    ledger: BatchLedger[str] = BatchLedger(2)
+    ledger.add(1, ["a", "b", "c"])
+    ledger.add(2, ["d", "e"])
+    assert ledger.defer(1, "a") and ledger.defer(1, "b")
+    ledger.ended(1, "c")
+    ledger.ended(2, "d")
+    ledger.drop(2, "e")
+    assert ledger.batch(1) == ("c", "d")
+    ledger.ended(1, "a")
+    ledger.ended(1, "b")
+    assert ledger.batch(2) == ("a", "b")

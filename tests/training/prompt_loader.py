@@ -9,10 +9,13 @@ import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 
-def a_loader(prompts: int, seed: int) -> Any:
-    """Gives "prompt 0" and so on in an order of its own; `seed`: as an unseeded process has one, each another."""
+def a_loader(prompts: int, seed: int, texts: int | None = None) -> Any:
+    """Gives "prompt 0" and so on in an order of its own; `seed`: as an unseeded process has one, each another.
+
+    `texts`: how many different prompts the rows have; each row has a label of its own.
+    """
     torch.manual_seed(seed)
-    rows = [("source", f"prompt {number}", f"label {number}", None) for number in range(prompts)]
+    rows = [("source", f"prompt {number % (texts or prompts)}", f"label {number}", None) for number in range(prompts)]
 
     def collate(items: list[tuple[Any, ...]]) -> tuple[list[Any], ...]:
         return tuple(list(column) for column in zip(*items, strict=True))

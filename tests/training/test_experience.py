@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from rhyme_openrlhf.history.worker import PlainHistoryWorker
 from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
@@ -14,6 +15,7 @@ from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.events import OffPolicyness
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker, by_worker, response_pieces, rewards_by_sample
+from rhyme_openrlhf.training.updates import UpdateError
 from tests.ray_handles import handle_of
 
 
@@ -31,6 +33,32 @@ def test_each_round_of_a_conversation_is_a_piece() -> None:
     sequence = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8])
     pieces = response_pieces(sequence, mask(1, 1, 0, 0, 1, 1, 1), 1.0, context=7)
     assert [(list(p.context), list(p.tokens)) for p in pieces] == [([1], [2, 3]), ([1, 2, 3, 4, 5], [6, 7, 8])]
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_a_step_that_ranks_cannot_share_is_refused_before_it_is_trained_on(
+    monkeypatch: pytest.MonkeyPatch, critic: bool
+) -> None:
+    """12 samples in experiences of two: two ranks share them, four do not."""
+    experiences = [SimpleNamespace(index=[0, 1]) for _ in range(6)]
+    monkeypatch.setattr(RemoteExperienceMaker, "make_experience_batch", lambda self, samples: experiences)
+    monkeypatch.setattr(RhymeExperienceMaker, "_record", lambda *_: None)
+    groups = [SimpleNamespace(_actor_handlers=[0] * ranks, duplicate_actors=1) for ranks in (2, 4)]
+    train = SimpleNamespace(dynamic_batch_enable=False, micro_batch_size=1)
+    maker = RhymeExperienceMaker.__new__(RhymeExperienceMaker)
+    maker.args, maker.step = SimpleNamespace(train=train), 7
+    maker.services = SimpleNamespace(history_workers=())  # type: ignore[assignment]
+    maker.actor_model_group, maker.critic_model_group = groups[0], None
+    assert maker.make_experience_batch([0] * 12) == experiences and maker.samples == 12
+    if critic:
+        maker.critic_model_group = groups[1]
+    else:
+        maker.actor_model_group = groups[1]
+    with pytest.raises(UpdateError, match="step 7 has 12 samples, of which 4 ranks would train 4 and 0 micro-batches"):
+        maker.make_experience_batch([0] * 12)
+    # By length, upstream gives each rank as many micro-batches.
+    train.dynamic_batch_enable = True
+    assert maker.make_experience_batch([0] * 12) == experiences
 
 
 def test_nothing_generated_gives_no_piece() -> None:

@@ -14,7 +14,7 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import train_ppo_ray
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.training.checkpoint_directory import LATEST, CheckpointDirectory, write_json
-from rhyme_openrlhf.training.resume import STATE_FILE, ResumeError, bound_settings, prepare
+from rhyme_openrlhf.training.resume import STATE_FILE, STATE_VERSION, ResumeError, bound_settings, prepare
 
 PROMPTS = 8
 
@@ -35,7 +35,7 @@ def run_arguments(path: Path, **changes: Any) -> NS:
     return args
 
 
-def save(args: NS, step: int, models: tuple[str, ...] = ("_actor",), version: int = 1) -> None:
+def save(args: NS, step: int, models: tuple[str, ...] = ("_actor",), version: int = STATE_VERSION) -> None:
     path = Path(args.ckpt.path)
     directory = CheckpointDirectory(path, critic=len(models) == 2)
     ours = directory.begin(f"global_step{step}")
@@ -137,7 +137,7 @@ def test_a_model_that_lies_elsewhere_now_is_the_same(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     args = run_arguments(tmp_path)
     save(args, 3, version=9)
-    with pytest.raises(ResumeError, match="its format is 9, this one reads 1"):
+    with pytest.raises(ResumeError, match="its format is 9, this one reads 2"):
         prepare(args, PROMPTS)
 
 

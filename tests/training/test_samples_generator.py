@@ -51,7 +51,7 @@ class MadeUp(RhymeSamplesGenerator):
         return samples, len(prompts), exhausted or not prompts
 
 
-def a_generator(prompts: int, batch: int, ahead: int, seed: int) -> MadeUp:
+def a_generator(prompts: int, batch: int, ahead: int, seed: int, texts: int | None = None) -> MadeUp:
     """A new process's generator: upstream's data loader, seeded as an unseeded process would be, differently."""
     args = NS(
         rollout=NS(batch_size=batch, n_samples_per_prompt=2, vllm_generate_batch_size=ahead),
@@ -59,34 +59,39 @@ def a_generator(prompts: int, batch: int, ahead: int, seed: int) -> MadeUp:
         algo=NS(dynamic_filtering_enable=False),
     )
     services = NS(settings=NS(run=NS(reproducible=True), outlives_engines=False))
-    return MadeUp(NS(args=args), a_loader(prompts, seed), None, None, [], services=services)
+    return MadeUp(NS(args=args), a_loader(prompts, seed, texts), None, None, [], services=services)
 
 
 def training(generator: MadeUp, episode: int, episodes: int) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
-    """Upstream's loop over epochs and steps: each step's epoch, prompts, and the states a checkpoint would hold."""
+    """Upstream's loop over epochs and steps: each step's epoch, labels, and the states a checkpoint would hold."""
     for epoch in range(episode, episodes):
         while True:
             samples, _, _, exhausted = generator.generate_samples()
             if samples:
                 loader = copy.deepcopy(generator.prompts_dataloader.state_dict())
                 states = pickle.dumps({"episode": epoch, "loader": loader, "generator": generator.state()})
-                yield epoch, sorted({sample.prompts[0] for sample in samples}), pickle.loads(states)
+                yield epoch, sorted({sample.labels[0] for sample in samples}), pickle.loads(states)
             if exhausted:
                 break
 
 
 @settings(max_examples=examples(120), deadline=None)
-@given(st.integers(1, 11), st.integers(1, 5), st.integers(1, 3), st.data())
-def test_a_resumed_run_draws_what_was_not_trained_on(prompts: int, batch: int, times: int, data: st.DataObject) -> None:
-    """Killed after any step of three epochs, also where samples were generated ahead, or the epoch just ended."""
-    whole = list(training(a_generator(prompts, batch, batch * times, seed=1), 0, 3))
+@given(st.integers(1, 11), st.integers(1, 5), st.integers(1, 3), st.integers(1, 11), st.data())
+def test_a_resumed_run_draws_what_was_not_trained_on(
+    prompts: int, batch: int, times: int, texts: int, data: st.DataObject
+) -> None:
+    """Killed after any step of three epochs, also where samples were generated ahead, or the epoch just ended.
+
+    Rows may have the same prompt, and other labels.
+    """
+    whole = list(training(a_generator(prompts, batch, batch * times, seed=1, texts=texts), 0, 3))
     drawn = [(epoch, names) for epoch, names, _ in whole]
     for epoch in range(3):
         of_epoch = [name for number, names in drawn if number == epoch for name in names]
-        assert sorted(of_epoch) == sorted(f"prompt {number}" for number in range(prompts))
+        assert sorted(of_epoch) == sorted(f"label {number}" for number in range(prompts))
     killed = data.draw(st.integers(0, len(whole) - 1))
     _, _, states = whole[killed]
-    resumed = a_generator(prompts, batch, batch * times, seed=2)
+    resumed = a_generator(prompts, batch, batch * times, seed=2, texts=texts)
     # As our trainers do.
     if states["loader"][LOADER_FINISHED] and not states["generator"].pending:
         states["episode"] += 1
@@ -98,7 +103,7 @@ def test_a_resumed_run_draws_what_was_not_trained_on(prompts: int, batch: int, t
     for epoch in range(3):
         before = [name for number, names in drawn[: killed + 1] if number == epoch for name in names]
         rest = [name for number, names in after if number == epoch for name in names]
-        assert sorted(before + rest) == sorted(f"prompt {number}" for number in range(prompts)), (before, rest)
+        assert sorted(before + rest) == sorted(f"label {number}" for number in range(prompts)), (before, rest)
 
 
 def test_every_visit_of_a_prompt_is_counted_whatever_engine_it_goes_to() -> None:
@@ -110,7 +115,10 @@ def test_every_visit_of_a_prompt_is_counted_whatever_engine_it_goes_to() -> None
     resumed.restore(pickle.loads(pickle.dumps(generator.state())))
     assert (resumed.step, resumed._visited("a").visit, resumed._visited("c").visit) == (7, 2, 0)
     resumed._evaluating = True
-    assert resumed._visited("a").visit == -8
+    # Two rows of an evaluation with the same prompt have seeds of their own, the same ones in every evaluation.
+    visits = [resumed._visited("a").visit for _ in range(2)]
+    resumed._evaluated.clear()
+    assert visits == [resumed._visited("a").visit for _ in range(2)] and visits[0] == -8 != visits[1]
     resumed._evaluating = False
     assert resumed._visited("a").visit == 3
 

@@ -19,6 +19,9 @@ from tests.training.test_learning import GOOD, arguments
 
 TRAINERS = pytest.mark.parametrize("trainer_class", [RhymePPOTrainer, RhymeTrainingActor])
 
+# Of a step of 16 samples (`training/updates.py`).
+COUNTED = {"policy/optimizer_steps": 1.0}
+
 
 def made(trainer_class: type, resumed_at: int = 0) -> Any:
     trainer: Any = trainer_class.__new__(trainer_class)
@@ -28,6 +31,8 @@ def made(trainer_class: type, resumed_at: int = 0) -> Any:
     )
     trainer.args = arguments()
     trainer._learning = Learning(trainer.args)
+    trainer._updates = NS(now=lambda: "before", check=lambda *given: COUNTED if given[1:] == (16, "before") else {})
+    trainer.experience_maker = NS(samples=16)
     trainer._restored_generator = GeneratorState(resumed_at)
     trainer.checked = []
     trainer._checkpoints = NS(training_begins=lambda: None, check_weights=lambda: trainer.checked.append("weights"))
@@ -42,7 +47,7 @@ def test_an_update_that_is_not_finite_ends_the_step(trainer_class: type, monkeyp
     for step, figures in enumerate((GOOD, GOOD | {"actor_grad_norm": 0.0}, GOOD | {"policy_loss": math.nan})):
         monkeypatch.setattr(BasePPOTrainer, "ppo_train", lambda self, steps, figures=figures: dict(figures))
         if step < 2:
-            assert trainer.ppo_train(step) == figures
+            assert trainer.ppo_train(step) == figures | COUNTED
             continue
         with pytest.raises(LearningError, match="step 3 gave policy_loss nan"):
             trainer.ppo_train(step)
