@@ -1,8 +1,8 @@
 """A patch: responses with stop strings end at the same token with and without drafts.
 
 With speculation a decode step gives a request several tokens. vLLM's frontend appends all of them before it looks for a
-stop string, and then truncates the text alone: token ids and log-probabilities behind the stop string stay, and
-OpenRLHF trains on token ids. Here the frontend gets such a step as steps of one token each. It finishes the request at
+stop string, and then truncates the text alone. Token ids and log-probabilities behind the stop string stay, and
+OpenRLHF trains on them. Here the frontend gets such a step as steps of one token each. It finishes the request at
 the token that completes a stop string, and ignores the rest of the step, as it ignores all tokens of a request that has
 finished. So ids, log-probabilities, text, finish reason and stop reason are those of an engine without speculation,
 for responses, streams and vLLM's OpenAI server alike.
