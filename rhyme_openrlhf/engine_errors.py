@@ -28,6 +28,10 @@ class WeightLoadError(RuntimeError):
     """An engine was told to load weights at a moment when it must not, or could not load them."""
 
 
+class RefusedParameterError(ValueError):
+    """A request asks for sampling parameters that an engine with drafts cannot apply."""
+
+
 class EngineLost(RuntimeError):
     """The engine is gone, and with it everything that was only there."""
 

@@ -46,7 +46,7 @@ from rhyme_openrlhf.engine.actor_parts.part import Engine, OrdersLock, Part
 from rhyme_openrlhf.engine.actor_parts.timeline import EngineTimeline
 from rhyme_openrlhf.engine.calls import P, R, SchedulerDrafting, SchedulerMeter, WorkerCalls
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_finite
-from rhyme_openrlhf.engine.patches import core_channel
+from rhyme_openrlhf.engine.patches import core_channel, single_tokens
 from rhyme_openrlhf.engine_errors import EngineCoreError, WeightLoadError
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.ray_classes import plain_class
@@ -151,6 +151,8 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
             kwargs = cpu_engine_arguments(kwargs, rhyme.cpu)
         kwargs["worker_extension_cls"] = arguments.WORKER_EXTENSION
         await super().__init__(*args, **kwargs)
+        # Before any part wraps vLLM's frontend too: what it holds back is taken in one by one as well.
+        single_tokens.install(self.llm)
 
     def plugins(self) -> dict[str, Any]:
         """Return vLLM's engine arguments of ours."""
@@ -166,9 +168,12 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         of thousands of objects once everything is imported. Python's next full garbage collection would visit them all:
         half a second, soon after the first requests, in which no request reaches vLLM. So all of them are left out of
         collections, as in vLLM's own server and its engine core.
+
+        Without drafts these requests draw no random number: samples at a temperature are then OpenRLHF's own.
         """
         async with asyncio.timeout(self.rhyme.limits.stage_s):
-            await requests.generate_alike(self.llm, *REHEARSAL, {requests.PROMPT_KEY: REHEARSED})
+            draws = self.rhyme.histospec.enable
+            await requests.generate_alike(self.llm, *REHEARSAL, {requests.PROMPT_KEY: REHEARSED}, draws)
         freeze_gc_heap()
 
     async def scheduler(self, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **_: P.kwargs) -> R:

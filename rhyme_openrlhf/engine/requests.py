@@ -25,6 +25,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from rhyme_openrlhf.engine_errors import RefusedParameterError
 from rhyme_openrlhf.telemetry.samples import ROUNDS
 
 # The prompt whose history the request may draft from (prompt_keys.py::prompt_key).
@@ -89,10 +90,13 @@ def leave_out_unread(parameters: Any) -> None:
 
 
 def scored() -> Any:
-    """Return the parameters of a request whose prompt's log-probabilities are read."""
+    """Return the parameters of a request whose prompt's log-probabilities are read.
+
+    vLLM draws no random number for it (see `generate_alike`), so samples are those of a run without it.
+    """
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, extra_args={UNCOUNTED: True})
+    return SamplingParams(temperature=0, seed=0, max_tokens=1, prompt_logprobs=1, extra_args={UNCOUNTED: True})
 
 
 def checked(max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, logprobs: int = 0) -> Any:
@@ -102,16 +106,38 @@ def checked(max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, logpr
     return SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, logprobs=logprobs)
 
 
+def refused(parameters: Any) -> list[str]:
+    """Return the names of the given parameters that vLLM refuses wherever it speculates.
+
+    Sending such a request without drafts is no way out: a speculating vLLM does not even load what applies them
+    (`v1/sample/logits_processor/__init__.py::build_logitsprocs`), so they would be ignored. Checked against vLLM 0.29.0
+    `sampling_params.py`; test: `tests/engine/test_requests.py`.
+    """
+    given = {name: getattr(parameters, name, None) for name in ("min_p", "logit_bias", "trace_decode_token_ids")}
+    return [name for name, value in given.items() if value]
+
+
 async def generate(llm: Any, prompt: Any, parameters: Any, request_id: str) -> Any:
-    """Return vLLM's output of one request, whose parameters are FINAL_ONLY."""
+    """Return vLLM's output of one request, whose parameters are FINAL_ONLY.
+
+    Raises RefusedParameterError where the engine speculates and vLLM refuses a parameter for that.
+    """
+    if llm.vllm_config.speculative_config is not None and (names := refused(parameters)):
+        raise RefusedParameterError(
+            f"the agent (--train.agent_func_path) asks for {' and '.join(names)} in its sampling parameters, which "
+            "vLLM cannot apply in an engine with drafts: add --no-histospec.enable, or leave the parameter out"
+        )
     outputs = [output async for output in llm.generate(prompt, parameters, request_id=request_id)]
     return outputs[-1]
 
 
-async def generate_alike(llm: Any, sequences: int, length: int, tokens: int, arguments: dict[str, Any]) -> None:
+async def generate_alike(
+    llm: Any, sequences: int, length: int, tokens: int, arguments: dict[str, Any], draws: bool = True
+) -> None:
     """Generate `tokens` tokens each for `sequences` prompts of `length` tokens, at once; they count nowhere.
 
-    They sample at temperature 1, as runs do. `arguments`: more of their `extra_args`.
+    They sample at temperature 1, as runs do. Without `draws` they take no random number from the engine, whose later
+    samples are then those of an engine without these requests. `arguments`: more of their `extra_args`.
     """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
@@ -119,7 +145,10 @@ async def generate_alike(llm: Any, sequences: int, length: int, tokens: int, arg
     from vllm.utils import random_uuid
 
     parameters = SamplingParams(
-        temperature=1.0,
+        # vLLM's first model runner draws for every request above temperature 0, its second for every one without a
+        # seed.
+        temperature=1.0 if draws else 0.0,
+        seed=None if draws else 0,
         max_tokens=tokens,
         min_tokens=tokens,
         ignore_eos=True,

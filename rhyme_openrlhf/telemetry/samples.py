@@ -86,8 +86,10 @@ class Round:
         found, before = {}, 0
         version = self.weight_version
         for newer, tokens in (*self.loads, (self.last_weight_version, self.tokens)):
-            found[version] = tokens - before
-            version, before = newer, tokens
+            # A load is noted when the scheduler has tokens that a stop string may then cut off.
+            until = min(tokens, self.tokens)
+            found[version] = until - before
+            version, before = newer, until
         return found
 
 

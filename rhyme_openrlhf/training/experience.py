@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
@@ -143,15 +144,11 @@ def response_pieces(sequence: torch.Tensor, action_mask: torch.Tensor, reward: f
 
     One stretch for a single round, one a round for a conversation; each with up to `context` tokens before it.
     """
-    tokens = sequence.tolist()
-    generated = [False, *action_mask.bool().tolist()]
-    pieces = []
-    start = None
-    for position in range(len(tokens) + 1):
-        inside = position < len(tokens) and generated[position]
-        if inside and start is None:
-            start = position
-        elif not inside and start is not None:
-            pieces.append(Piece(tokens[max(0, start - context) : start], tokens[start:position], reward))
-            start = None
-    return pieces
+    tokens = sequence.numpy(force=True).astype(np.int32)
+    generated = action_mask.numpy(force=True).astype(np.int8)
+    # Where the mask changes: each stretch's first entry, then the first behind it. Entry i is for token i + 1.
+    edges = np.flatnonzero(np.diff(generated, prepend=0, append=0)) + 1
+    return [
+        Piece(tokens[max(0, start - context) : start], tokens[start:end], reward)
+        for start, end in edges.reshape(-1, 2).tolist()
+    ]

@@ -37,6 +37,7 @@ class RunningEngine:
         import vllm
 
         from rhyme_openrlhf.engine.arguments import WORKER_EXTENSION, speculation_arguments
+        from rhyme_openrlhf.engine.patches import single_tokens
         from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
         arguments = {
@@ -50,9 +51,11 @@ class RunningEngine:
             "max_logprobs": 1,
             **speculation_arguments(settings),
         }
-        return vllm.AsyncLLMEngine.from_engine_args(
+        llm = vllm.AsyncLLMEngine.from_engine_args(
             vllm.AsyncEngineArgs(**cpu_engine_arguments(arguments, settings.cpu))
         )
+        single_tokens.install(llm)
+        return llm
 
     def call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(ENGINE_TIMEOUT_S)

@@ -183,6 +183,48 @@ def test_greedy_output_is_the_same_with_history_and_a_draft_model(
         combined_engine.scheduler("forget_history", key)
 
 
+ENDS: dict[str, dict[str, Any]] = {
+    "one stop string": {"stop": [";"]},
+    "several, one of several tokens": {"stop": ["1,", "2;", ";"]},
+    "included in the text": {"stop": [";"], "include_stop_str_in_output": True},
+    "not before a minimum": {"stop": [";"], "min_tokens": 20},
+    "a limit and a stop token": {"stop": ["9"], "stop_token_ids": [7], "max_tokens": 33},
+}
+
+
+def test_responses_end_at_the_same_token(
+    plain_engine: Any, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Drafts go on behind the stop string, and are accepted."""
+    prompts, free = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
+    asked = [(place, name) for place in range(len(prompts)) for name in ENDS]
+
+    def answers(engine: Any, keyed: bool) -> list[Any]:
+        parameters = [greedy(prompts[place], f"end-{place}" if keyed else None) for place, _ in asked]
+        for one, (_, name) in zip(parameters, asked, strict=True):
+            for field, value in ENDS[name].items():
+                setattr(one, field, value)
+        return list(engine.generate([prompts[place] for place, _ in asked], parameters))
+
+    for place, (prompt, response) in enumerate(zip(prompts, free, strict=True)):
+        index = build_index(history("right", prompt, response, CONTEXT))
+        assert history_engine.install(f"end-{place}", index, tmp_path) == ""
+    expected = answers(plain_engine, keyed=False)
+    before = EngineCounters.from_dict(history_engine.scheduler("read_counters"))
+    found = answers(history_engine, keyed=True)
+    did = EngineCounters.from_dict(history_engine.scheduler("read_counters")) - before
+    for place in range(len(prompts)):
+        history_engine.scheduler("forget_history", f"end-{place}")
+
+    for one, other in zip(found, expected, strict=True):
+        assert list(one.token_ids) == list(other.token_ids)
+        assert (one.text, one.finish_reason, one.stop_reason) == (other.text, other.finish_reason, other.stop_reason)
+        assert len(one.logprobs) == len(one.token_ids)
+        assert one.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-3)
+    ended = [name for (_, name), one in zip(asked, found, strict=True) if isinstance(one.stop_reason, str)]
+    assert len(ended) > len(asked) / 3 and (tokens_per_step(did) or 0) > 3
+
+
 @pytest.mark.parametrize("kind", ["right", "late"])
 def test_greedy_output_is_the_same_under_a_grammar(
     kind: str, plain_engine: Any, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path

@@ -1,12 +1,19 @@
-"""Samples' identities and seeds."""
+"""Requests: samples' identities and seeds, random numbers of the start, parameters that vLLM refuses with drafts."""
 
+import asyncio
+import inspect
 import itertools
+import pickle
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from rhyme_openrlhf.engine import requests
 from rhyme_openrlhf.engine.requests import SampleIdentity, request_seed
+from rhyme_openrlhf.engine_errors import RefusedParameterError
 from rhyme_openrlhf.training.reproducible import in_prompt_order
 
 
@@ -43,3 +50,76 @@ def rows_of(prompts: list[str], labels: list[str] | None = None) -> list[SimpleN
             (prompt, label) for prompt, label in zip(prompts, labels or prompts, strict=True) for _ in range(2)
         )
     ]
+
+
+class Engine:
+    """An engine that notes the parameters of its requests."""
+
+    def __init__(self, speculates: bool) -> None:
+        self.asked: list[Any] = []
+        model = SimpleNamespace(get_vocab_size=lambda: 87)
+        speculation = object() if speculates else None
+        self.vllm_config = SimpleNamespace(model_config=model, speculative_config=speculation)
+
+    async def generate(self, prompt: Any, parameters: Any, request_id: str) -> AsyncIterator[str]:
+        self.asked.append(parameters)
+        yield "the response"
+
+
+def test_requests_of_the_start_and_of_checks_leave_the_engines_random_numbers_alone() -> None:
+    """vLLM's first model runner draws for each request above temperature 0, its second for each without a seed."""
+    engine = Engine(speculates=False)
+    asyncio.run(requests.generate_alike(engine, 2, 8, 2, {}, draws=False))
+    assert [(one.temperature, one.seed) for one in [*engine.asked, requests.scored()]] == [(0, 0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"min_p": 0.05}, "min_p"),
+        ({"logit_bias": {5: 1.0}}, "logit_bias"),
+        ({"min_p": 0.1, "logit_bias": {5: 1.0}}, "min_p and logit_bias"),
+        ({"trace_decode_token_ids": [5]}, "trace_decode_token_ids"),
+    ],
+)
+def test_a_parameter_that_needs_an_engine_without_drafts_is_named_with_the_flag(
+    given: dict[str, Any], named: str
+) -> None:
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(**given)
+    plain = Engine(speculates=False)
+    assert asyncio.run(requests.generate(plain, None, parameters, "a")) == "the response"
+    with pytest.raises(RefusedParameterError) as refused:
+        asyncio.run(requests.generate(Engine(speculates=True), None, parameters, "a"))
+    # It comes from an engine's process, or from a home's.
+    sentence = str(pickle.loads(pickle.dumps(refused.value)))
+    assert f"asks for {named} in" in sentence and "--no-histospec.enable" in sentence and "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"top_k": 5, "top_p": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"stop": [";"], "stop_token_ids": [3], "min_tokens": 4, "bad_words": ["5"], "allowed_token_ids": [1, 2]},
+        {"n": 2, "prompt_logprobs": 1, "seed": 3, "min_p": 0.0},
+    ],
+)
+def test_what_vllm_applies_to_drafts_too_is_not_refused(given: dict[str, Any]) -> None:
+    from vllm import SamplingParams
+
+    assert requests.refused(SamplingParams(**given)) == []
+
+
+def test_vllm_refuses_these_parameters_under_speculation_and_no_others() -> None:
+    from vllm import SamplingParams
+
+    refusing = [
+        inspect.getsource(method)
+        for _, method in inspect.getmembers(SamplingParams, inspect.isfunction)
+        if "speculative_config" in inspect.signature(method).parameters
+    ]
+    # Those that hand it on, and the two that refuse.
+    raising = [source for source in refusing if "raise " in source]
+    assert len(raising) == 2 and sum("min_p" in source and "self.logit_bias" in source for source in raising) == 1
+    assert sum("trace_decode_token_ids is not supported with speculative decoding" in s for s in raising) == 1

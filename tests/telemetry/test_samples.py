@@ -34,6 +34,12 @@ def test_tokens_are_counted_by_the_weights_that_generated_them() -> None:
     assert one.tokens_by_version() == {3: 2, 4: 3, 6: 2}
 
 
+def test_tokens_that_a_stop_string_cut_off_after_a_load_are_not_counted() -> None:
+    one = Round(engine=0, weight_version=3, context=10, loads=[(4, 9)])
+    one.end(4, NS(token_ids=range(7), finish_reason="stop"))
+    assert one.tokens_by_version() == {3: 7, 4: 0}
+
+
 def decode(tokens: list[int]) -> str:
     """A tokenizer of single bytes: most characters are several tokens."""
     return bytes(tokens).decode("utf-8", "replace")
