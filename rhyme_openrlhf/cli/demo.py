@@ -6,7 +6,9 @@ appended, so every option can be changed.
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from pathlib import Path
 
 from rhyme_openrlhf.cli import train_ppo_ray
@@ -26,10 +28,10 @@ one GPU, engine and policy share it; with two, each has its own; with three or m
 """
 
 
-def arguments(checkpoints: str, gpus: int = 0, *, cuda_graphs: bool = False) -> list[str]:
-    """Return the demo's `rhyme train` arguments for `gpus` GPUs; everything it saves goes below `checkpoints`."""
+def arguments(saved_to: str, gpus: int = 0, *, cuda_graphs: bool = False) -> list[str]:
+    """Return the demo's `rhyme train` arguments for `gpus` GPUs; everything it saves goes below `saved_to`."""
     chosen = demo_arguments(gpus, cuda_graphs=cuda_graphs)
-    return [*chosen, "--ckpt.path", checkpoints, "--ckpt.output_dir", f"{checkpoints}/trained"]
+    return [*chosen, "--ckpt.path", saved_to, "--ckpt.output_dir", f"{saved_to}/trained"]
 
 
 def main(argv: list[str]) -> int:
@@ -40,5 +42,10 @@ def main(argv: list[str]) -> int:
     # Imported only now: --help must not wait for torch.
     from rhyme_openrlhf.platform import run_gpus
 
-    checkpoints = str(Path(tempfile.gettempdir()) / "rhyme-demo-checkpoints")
-    return train_ppo_ray.main([*arguments(checkpoints, run_gpus()), *argv])
+    return train_ppo_ray.main([*arguments(checkpoints(), run_gpus()), *argv])
+
+
+def checkpoints() -> str:
+    """Return where a demo saves by default: a folder of its own, which need not exist."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return str(Path(tempfile.gettempdir()) / f"rhyme-demo-{stamp}-{os.getpid()}")

@@ -46,14 +46,19 @@ def main(argv: list[str]) -> int:
     for sentence in [*said, *found.said, *filter(None, [slow])]:
         print(sentence)
 
+    from rhyme_openrlhf.run.directory_lock import DirectoryLockError, held
     from rhyme_openrlhf.run.launch import LaunchError, run_training
     from rhyme_openrlhf.telemetry.run_directory import RunDirectoryError
     from rhyme_openrlhf.training.resume import ResumeError
 
     try:
         command = ["rhyme", "train", *argv]
-        return run_training(args, checked.settings, found.prompts, found.layouts, checked.on_gpus, command)
-    except (LaunchError, ResumeError, RunDirectoryError) as error:
+        saved_to = {"--ckpt.path": args.ckpt.path, "--ckpt.output_dir": args.ckpt.output_dir}
+        with held(saved_to, checked.settings.run.name) as unlocked:
+            for sentence in unlocked:
+                print(sentence)
+            return run_training(args, checked.settings, found.prompts, found.layouts, checked.on_gpus, command)
+    except (DirectoryLockError, LaunchError, ResumeError, RunDirectoryError) as error:
         return _refuse(error)
 
 

@@ -32,6 +32,8 @@ from rhyme_openrlhf.telemetry.samples import ROUNDS
 PROMPT_KEY = "rhyme_prompt_key"
 # The request is a check of ours, not a sample: it does not appear in the engine's counters.
 UNCOUNTED = "rhyme_uncounted"
+# True: the request goes before all that wait; it is over after one step.
+FIRST = "rhyme_first"
 # The name under which the scheduler keeps which of the request's tokens came from drafts, until they are asked for.
 TRACE = "rhyme_trace"
 # The size of the speculation window that the request's sample had at another engine.
@@ -90,13 +92,14 @@ def leave_out_unread(parameters: Any) -> None:
 
 
 def scored() -> Any:
-    """Return the parameters of a request whose prompt's log-probabilities are read.
+    """Return the parameters of a request whose prompt's log-probabilities are read, before samples that wait.
 
     vLLM draws no random number for it (see `generate_alike`), so samples are those of a run without it.
     """
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0, seed=0, max_tokens=1, prompt_logprobs=1, extra_args={UNCOUNTED: True})
+    told = {UNCOUNTED: True, FIRST: True}
+    return SamplingParams(temperature=0, seed=0, max_tokens=1, prompt_logprobs=1, extra_args=told)
 
 
 def checked(max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, logprobs: int = 0) -> Any:

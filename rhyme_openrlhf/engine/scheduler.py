@@ -22,14 +22,15 @@ from vllm.v1.request import RequestStatus
 from rhyme_openrlhf.drafting.source import Int64s
 from rhyme_openrlhf.engine.arguments import MOVES_KEY, PACE_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import names
-from rhyme_openrlhf.engine.patches import late_drafts
+from rhyme_openrlhf.engine.patches import late_drafts, queues
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess  # adds the channel to this process's EngineCore
 from rhyme_openrlhf.engine.patches.late_drafts import Sampled
 from rhyme_openrlhf.engine.patches.second_runner import drafts_of
+from rhyme_openrlhf.engine.requests import FIRST
 from rhyme_openrlhf.engine.scheduler_parts import Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import Pacing, StepClock, Timing, content_of
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
-from rhyme_openrlhf.engine.scheduler_parts.meter import Meter, StatusFigures
+from rhyme_openrlhf.engine.scheduler_parts.meter import Meter, StatusFigures, extra_arguments
 from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
 
 
@@ -79,6 +80,8 @@ class EngineScheduler(Scheduler):
         is_new = request.request_id not in self.requests
         super().add_request(request)
         if is_new:
+            if extra_arguments(request).get(FIRST):
+                queues.put_first(self, request)
             for part in self.parts:
                 part.added(request)
 

@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,8 +164,8 @@ def to_text(profile: Profile) -> str:
 
 
 def write(profile: Profile, path: Path) -> None:
-    """Write `profile` for `read`: whole, or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
+    """Write `profile` for `read`: whole, or not at all, also where runs of several machines write it at once."""
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
     unfinished.write_text(to_text(profile), encoding="utf-8")
     unfinished.replace(path)
 

@@ -3,7 +3,8 @@
 Read in this order:
 
 1. `resources` plans what a run needs: how many GPUs, and how much memory of each; `model_shape` reads its models.
-2. `launch` is one run from checked arguments to summary; `source_code` says which code it is made with.
+2. `launch` is one run from checked arguments to summary; `directory_lock` keeps other runs out of its checkpoints, and
+   `source_code` says which code it is made with.
 3. `placement` points OpenRLHF's launcher at our classes.
 4. `reporting` starts the reporter, and records what the machines do.
 5. `supervisor` watches the run: which process died; `process_logs` has its last words; `stage_watch` says which stage

@@ -17,6 +17,7 @@ library is imported, so that the reporter starts at once.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -81,17 +82,29 @@ class RunDirectory:
 
 def make_run_directory(chosen: str, name: str, now: float) -> RunDirectory:
     """Make `chosen`, or a new directory below ./runs. Raises RunDirectoryError if it holds something already."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-    path = Path(chosen) if chosen else Path("runs") / f"{stamp}-{name}"
     try:
+        path = Path(chosen) if chosen else _new_directory(name, now)
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise RunDirectoryError(f"--run.dir {path} is not empty: choose a new one, no run is ever overwritten")
         run = RunDirectory(path.absolute())
         run.logs.mkdir()
     except OSError as error:
-        raise RunDirectoryError(f"--run.dir {path} cannot be made: {error.strerror}") from error
+        raise RunDirectoryError(f"--run.dir {chosen or 'runs'} cannot be made: {error.strerror}") from error
     return run
+
+
+def _new_directory(name: str, now: float) -> Path:
+    """Make and return a directory below ./runs that no other run has, also of those that start in the same second."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    for number in itertools.count(1):
+        path = Path("runs") / (f"{stamp}-{name}" if number == 1 else f"{stamp}-{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("counting ended")
 
 
 def versions() -> dict[str, str]:

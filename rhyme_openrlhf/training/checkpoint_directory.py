@@ -1,6 +1,7 @@
 """The files below --ckpt.path, and which checkpoint a run can resume from. Pure: files and directories only.
 
-- `_actor/<tag>/`: OpenRLHF's (DeepSpeed's) checkpoint of the policy; _actor/latest names the one that is loaded
+- `_actor/<tag>/`: OpenRLHF's (DeepSpeed's) checkpoint of the policy; _actor/latest names the one that is loaded, with
+  --ds.use_universal_ckpt _actor/latest_universal
 - `_critic/<tag>/`: the same of the critic, if there is one
 - `_rhyme/<tag>/`: what OpenRLHF does not save (training/checkpoint.py), and `complete.json`
 - `_rhyme/aside/`: the best checkpoint of before, while a new best one is written
@@ -31,6 +32,7 @@ POLICY = "_actor"
 CRITIC = "_critic"
 ASIDE = "aside"
 LATEST = "latest"
+LATEST_UNIVERSAL = "latest_universal"
 COMPLETE = "complete.json"
 BEST = "best_"
 TAG = re.compile(rf"(?:{BEST})?global_step(?P<step>\d+)")
@@ -119,6 +121,11 @@ class CheckpointDirectory:
         name = max(complete, key=self._number)
         return Tag(name, _step(name), complete=True)
 
+    def newest_universal(self) -> Tag | None:
+        """Return the universal checkpoint to resume from, None if there is none."""
+        name = self.universal(POLICY)
+        return None if name is None else Tag(name, _step(name), complete=False)
+
     def use(self, tag: Tag) -> list[str]:
         """Make `tag` the one that OpenRLHF loads, and delete half-written ones; returns their names."""
         for model in self._models:
@@ -139,9 +146,23 @@ class CheckpointDirectory:
 
     def latest(self, model: str) -> str | None:
         """Return the tag of a model that OpenRLHF would load now, None if there is none."""
-        path = self.path / model / LATEST
-        name = path.read_text().strip() if path.is_file() else ""
-        return name if TAG.fullmatch(name) and (self.path / model / name).is_dir() else None
+        name = self.named(model, LATEST)
+        return name if name and TAG.fullmatch(name) and (self.path / model / name).is_dir() else None
+
+    def named(self, model: str, file: str) -> str | None:
+        """Return what a model's `latest` or `latest_universal` names, None without such a file."""
+        path = self.path / model / file
+        return path.read_text(errors="replace").strip() if path.is_file() else None
+
+    def universal(self, model: str) -> str | None:
+        """Return the name of the universal checkpoint that DeepSpeed would load, None if there is none."""
+        name = self.named(model, LATEST_UNIVERSAL)
+        return name if name and (self.path / model / name).is_dir() else None
+
+    def strangers(self) -> list[str]:
+        """Return the policy's checkpoints that nothing here knows: neither a save of ours nor what `latest` names."""
+        known = {*self._tags(), self.latest(POLICY)}
+        return [child.name for child in self._directories(self.path / POLICY) if child.name not in known]
 
     def _remove(self, tag: str) -> None:
         # Our own part last: while it is there, what is left of the tag counts as half-written.
@@ -171,7 +192,7 @@ class CheckpointDirectory:
 
 
 def _step(tag: str) -> int:
-    match = TAG.fullmatch(tag)
+    match = TAG.match(tag)
     return int(match["step"]) if match else 0
 
 

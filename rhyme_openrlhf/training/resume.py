@@ -15,7 +15,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.telemetry.services import Checkpoints, ResumePoint
-from rhyme_openrlhf.training.checkpoint_directory import CRITIC, CheckpointDirectory, Tag
+from rhyme_openrlhf.training.checkpoint_directory import (
+    CRITIC,
+    LATEST,
+    LATEST_UNIVERSAL,
+    POLICY,
+    TAG,
+    CheckpointDirectory,
+    Tag,
+)
 
 STATE_FILE = "state.json"
 STATE_VERSION = 2
@@ -67,12 +75,15 @@ def _choose(args: SimpleNamespace, settings: dict[str, Any]) -> tuple[ResumePoin
     path = Path(args.ckpt.path).absolute()
     directory = CheckpointDirectory(path, critic=bool(args.critic.model_name_or_path))
     directory.tidy()
-    tag = directory.newest()
+    universal = bool(args.ds.use_universal_ckpt)
+    _refuse_unknown(directory, universal)
+    tag = directory.newest_universal() if universal else directory.newest()
     if tag is None:
         removed = directory.remove_incomplete()
         return None, f"no complete checkpoint in {path}: training starts at the beginning{_deleted(removed)}"
-    if args.ds.use_universal_ckpt or not tag.complete:
-        if args.critic.model_name_or_path and directory.latest(CRITIC) != tag.name:
+    if not tag.complete:
+        critics = directory.universal(CRITIC) if universal else directory.latest(CRITIC)
+        if args.critic.model_name_or_path and critics != tag.name:
             raise ResumeError(
                 f"--ckpt.load_enable: {path} has checkpoint {tag.name} of the policy, but not of the critic: resume "
                 "without --critic.model_name_or_path, or choose another --ckpt.path to start anew"
@@ -85,6 +96,33 @@ def _choose(args: SimpleNamespace, settings: dict[str, Any]) -> tuple[ResumePoin
     point = _point(directory, tag, settings)
     removed = directory.use(tag)
     return point, f"resumes from checkpoint {tag.name} in {path}, after step {point.step}{_deleted(removed)}"
+
+
+def _refuse_unknown(directory: CheckpointDirectory, universal: bool) -> None:
+    """Raise ResumeError where the policy has checkpoints, but not one that can be told to be the one to load.
+
+    To start at step 0 there would lose them: saves that follow delete the oldest.
+    """
+    policy = directory.path / POLICY
+    if universal:
+        if policy.is_dir() and directory.universal(POLICY) is None:
+            raise ResumeError(
+                f"--ds.use_universal_ckpt: {policy / LATEST_UNIVERSAL} names no checkpoint there: convert one with "
+                f"DeepSpeed's ds_to_universal (--inject_missing_state), or choose another --ckpt.path to start anew"
+            )
+        return
+    name = directory.named(POLICY, LATEST)
+    if name is not None and not TAG.fullmatch(name):
+        raise ResumeError(
+            f"--ckpt.load_enable: {policy / LATEST} names '{name[:80]}', which is no checkpoint of OpenRLHF's "
+            f"(global_step<n>): write the name of the one to load into it, or choose another --ckpt.path to start anew"
+        )
+    strangers = directory.strangers()
+    if strangers and directory.newest() is None:
+        raise ResumeError(
+            f"--ckpt.load_enable: {policy} has {', '.join(strangers[:3])}, but {LATEST} there names none that exists: "
+            "write the name of the one to load into it, or choose another --ckpt.path to start anew"
+        )
 
 
 def _point(directory: CheckpointDirectory, tag: Tag, settings: dict[str, Any]) -> ResumePoint:

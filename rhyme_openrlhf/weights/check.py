@@ -3,21 +3,25 @@
 Agreement alone does not tell: a step changes the weights little, so an engine that kept its old weights agrees too.
 Hence also how far engine and policy moved since before the step; `verify/weights.py` judges these figures.
 
+Engines with samples answer between two decode steps, before samples that wait (`engine/requests.py`, `scored`).
+
 Invariants: works for every weight transport; done for the first `--weights.check_syncs` syncs and then costs nothing;
-`before_step` and `after_sync` are called while the engines are awake and not paused (a paused engine never answers).
+`before_step` and `after_sync` are called while the engines are awake and not paused (a paused engine never answers). A
+check that takes too long is left out with a warning; it never ends the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked
 from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.weights.sync import wait_for
+from rhyme_openrlhf.weights.sync import WeightSyncError, wait_for
 
 SOURCE = "trainer"
+Asked = TypeVar("Asked")
 # Any tokens do, as long as every model has them: vocabularies hold at least a few dozen.
 CHECKED_TOKENS = [5, 11, 7, 23, 9, 14, 6, 19, 10, 8, 21, 12]
 # Two right implementations of a large model in bf16 differ by some hundredths; a wrong weight by whole units.
@@ -48,7 +52,7 @@ class WeightCheck:
     def before_step(self) -> None:
         """Note where policy and engines are before a training step (known already if the last step was checked)."""
         if self.needs_scores:
-            self._policy_scores, self._engine_scores = self._ask()
+            self._policy_scores, self._engine_scores = self._in_time(self._ask) or (None, [])
 
     def after_sync(self, version: int) -> None:
         """Compare, and record how far each engine is from the policy and how far both moved."""
@@ -56,7 +60,11 @@ class WeightCheck:
             return
         self._left -= 1
         old_policy, old_engines = self._policy_scores, self._engine_scores
-        self._policy_scores, self._engine_scores = policy, engines = self._ask()
+        asked = self._in_time(self._ask)
+        self._policy_scores, self._engine_scores = asked or (None, [])
+        if asked is None:
+            return
+        policy, engines = asked
         policy_moved = None if old_policy is None else distance(policy, old_policy)
         for engine, scores in enumerate(engines):
             if scores is None:
@@ -69,6 +77,14 @@ class WeightCheck:
             if is_suspicious(difference):
                 text = suspicion(engine, difference, version)
                 self._services.record(Note("warning", text), SOURCE)
+
+    def _in_time(self, ask: Callable[[], Asked]) -> Asked | None:
+        """Return what `ask` returns, or None with a warning if it waited too long."""
+        try:
+            return ask()
+        except WeightSyncError as error:
+            self._services.record(Note("warning", f"a weight check is left out: {error}"), SOURCE)
+            return None
 
     def _ask(self) -> tuple[list[float], list[list[float] | None]]:
         plan = self._services.layouts

@@ -35,7 +35,7 @@ class OfferedWeightCheck(WeightCheck):
     def before_step(self) -> None:
         """Note where the policy is before a training step."""
         if self.needs_scores:
-            self._policy_scores = self._ask_policy()
+            self._policy_scores = self._in_time(self._ask_policy)
 
     def asks(self, version: int) -> bool:
         """Return whether engines that load `version` are to be asked; the policy is, now."""
@@ -44,7 +44,10 @@ class OfferedWeightCheck(WeightCheck):
         self._left -= 1
         if self._policy_scores is not None:
             self._policy_at[version - 1] = self._policy_scores
-        self._policy_scores = self._policy_at[version] = self._ask_policy()
+        self._policy_scores = self._in_time(self._ask_policy)
+        if self._policy_scores is None:
+            return False
+        self._policy_at[version] = self._policy_scores
         self._checked.add(version)
         return True
 

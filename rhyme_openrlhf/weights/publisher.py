@@ -52,17 +52,19 @@ class _Copied:
 
 @dataclass(frozen=True)
 class _Published:
-    """A parameter of the model that engines have; under LoRA, `lora` is PEFT's layer whose adapters change it.
+    """A tensor of the model that engines have; under LoRA, `lora` is PEFT's layer whose adapters change it.
 
     Engines know no adapters: they get the sum, in the dtype of the frozen parameter, as PEFT merges it.
     """
 
-    parameter: torch.nn.Parameter
+    parameter: torch.Tensor
     lora: Any = None
 
     @property
-    def parts(self) -> list[torch.nn.Parameter]:
-        """Return what must be gathered for `tensor`."""
+    def parts(self) -> list[torch.Tensor]:
+        """Return what must be gathered for `tensor`; a buffer is whole on every rank."""
+        if not isinstance(self.parameter, torch.nn.Parameter):
+            return []
         adapters = [] if self.lora is None else [p for name, p in self.lora.named_parameters() if "lora_" in name]
         return [self.parameter, *adapters]
 
@@ -77,13 +79,18 @@ class _Published:
 
 
 def published_parameters(model: torch.nn.Module) -> dict[str, _Published]:
-    """Return the parameters that engines load, by the names of the model without PEFT."""
+    """Return what engines load, by the names of the model without PEFT: parameters, and buffers that are saved.
+
+    A checkpoint has the latter too, and vLLM may have a parameter for one (GLM-4-MoE's `e_score_correction_bias`).
+    """
     layers = {id(one.get_base_layer().weight): one for one in model.modules() if isinstance(one, LoraLayer)}
+    saved = model.state_dict().keys()
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
     return {
         name.removeprefix("base_model.model.").replace(".base_layer.", "."): _Published(
             parameter, layers.get(id(parameter))
         )
-        for name, parameter in model.named_parameters()
+        for name, parameter in [*model.named_parameters(), *buffers]
         if ".lora_" not in name
     }
 
@@ -100,8 +107,9 @@ class WeightPublisher:
         self._files = SegmentFiles()
         self._stream: Any = None
 
-    def _describe(self, name: str, parameter: torch.nn.Parameter) -> Parameter:
-        shape = parameter.ds_shape if self._gather else parameter.shape
+    def _describe(self, name: str, parameter: torch.Tensor) -> Parameter:
+        partitioned = self._gather and isinstance(parameter, torch.nn.Parameter)
+        shape = parameter.ds_shape if partitioned else parameter.shape
         dtype = str(parameter.dtype).removeprefix("torch.")
         return Parameter(name, tuple(shape), dtype, int(np.prod(shape)) * parameter.element_size())
 

@@ -138,3 +138,19 @@ def test_grammar_masks_are_asked_for_while_the_forward_pass_runs() -> None:
     """So what parts do in `computing` delays no decode step on a GPU."""
     step = inspect.getsource(EngineCore.step)
     assert step.index("execute_model(") < step.index("get_grammar_bitmask(") < step.index("future.result()")
+
+
+def test_a_weight_check_goes_before_samples_that_wait() -> None:
+    """A check behind hundreds of waiting samples would keep the trainer waiting for most of a rollout."""
+    from rhyme_openrlhf.engine.requests import scored
+
+    engine = Engine(**{f"s{number}": None for number in range(9)})
+    engine.step(**{f"s{number}": [10] for number in range(8)})
+    for name in ("s9", "s10"):
+        parameters = SamplingParams(temperature=1, max_tokens=100)
+        parameters.update_from_generation_config({}, eos_token_id=None)
+        engine.scheduler.add_request(Request(name, PROMPT, parameters, None))
+    engine.scheduler.add_request(Request("check", PROMPT, scored(), None))
+    engine.scheduler.finish_requests("s3", RequestStatus.FINISHED_ABORTED)
+    assert list(engine.scheduler.schedule().num_scheduled_tokens)[-1] == "check"
+    assert engine.scheduler.requests["s8"].status == RequestStatus.WAITING

@@ -109,3 +109,70 @@ def test_scores_that_are_not_a_number_are_far_apart(where: int, spoilt: str) -> 
     (policy if spoilt == "policy" else engine)[where] = float("nan")
     assert is_suspicious(distance(policy, engine))
     assert not is_suspicious(distance([-1.0, -2.0], [-1.1, -2.0]))
+
+
+@pytest.mark.parametrize("slow", ["engines", "policy"])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_check_that_takes_too_long_is_a_warning_and_the_next_one_is_done(
+    monkeypatch: pytest.MonkeyPatch, slow: str, first: int
+) -> None:
+    """`first`: before which of the three questions (before a step, after it, after the next) engines begin to be slow;
+    they are slow once."""
+    from rhyme_openrlhf.weights import check as weight_check
+    from rhyme_openrlhf.weights.sync import WeightSyncError
+
+    asked = 0
+
+    def wait_for(refs: Any, timeout_s: float, what: str) -> Any:
+        nonlocal asked
+        if slow in what:
+            asked += 1
+            if asked == first + 1:
+                raise WeightSyncError(f"waited {timeout_s:g} s for {what}")
+        return refs
+
+    recorded: list[Event] = []
+    services: Any = SimpleNamespace(
+        layouts=None,
+        settings=RhymeSettings(weights=WeightSettings(check_syncs=3)),
+        record=lambda event, source: recorded.append(event),
+    )
+    monkeypatch.setattr(weight_check, "wait_for", wait_for)
+    policy, engine = Policy(), Engine()
+    check = weight_check.WeightCheck(policy, [engine], services)
+    for version in (1, 2, 3):
+        check.before_step()
+        policy.scores = engine.scores = [-1.0 - version, -2.0]
+        check.after_sync(version)
+    notes = [event for event in recorded if isinstance(event, Note)]
+    assert len(notes) == 1 and notes[0].level == "warning"
+    assert notes[0].text.startswith("a weight check is left out: waited 600 s for the ")
+    assert not check.is_due
+    checks = [event for event in recorded if isinstance(event, WeightsChecked)]
+    left_out = [version for version in (1, 2, 3) if version not in [event.version for event in checks]]
+    assert left_out == ([first] if first else [])
+    # One whose state before is unknown says only how far the engine is from the policy.
+    assert all((event.moved is None) == (first == 0 and event.version == 1) for event in checks)
+
+
+def test_a_pipelined_check_that_takes_too_long_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rhyme_openrlhf.weights import check as weight_check
+    from rhyme_openrlhf.weights.offers import OfferedWeightCheck
+    from rhyme_openrlhf.weights.sync import WeightSyncError
+
+    def wait_for(refs: Any, timeout_s: float, what: str) -> Any:
+        raise WeightSyncError(f"waited {timeout_s:g} s for {what}")
+
+    recorded: list[Event] = []
+    services: Any = SimpleNamespace(
+        layouts=None,
+        settings=RhymeSettings(weights=WeightSettings(check_syncs=1)),
+        record=lambda event, source: recorded.append(event),
+    )
+    monkeypatch.setattr(weight_check, "wait_for", wait_for)
+    check = OfferedWeightCheck(Policy(), [Engine()], services)
+    check.before_step()
+    assert not check.asks(1) and not check.is_due
+    check.loaded(1, 0, SimpleNamespace(replaced=0, before=[], after=[]))
+    assert [event.level for event in recorded if isinstance(event, Note)] == ["warning", "warning"]
+    assert not any(isinstance(event, WeightsChecked) for event in recorded)

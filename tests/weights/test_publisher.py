@@ -117,6 +117,41 @@ def test_adapters_are_added_to_the_weights_that_they_change(
     assert all(torch.equal(found[name], merged[name]) for name in names)
 
 
+class Router(torch.nn.Module):
+    """A router whose bias is a buffer that is saved; another buffer is made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 8))
+        self.register_buffer("e_score_correction_bias", torch.randn(4))
+        self.register_buffer("steps", torch.tensor(7))
+        self.register_buffer("inv_freq", torch.randn(4), persistent=False)
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_buffers_that_a_checkpoint_has_are_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero_stage: int, adapted: bool
+) -> None:
+    """vLLM has a parameter for a router's bias, and a version without it is refused."""
+    torch.manual_seed(0)
+    made: torch.nn.Module = torch.nn.ModuleDict({"proj": torch.nn.Linear(4, 4), "gate": Router()})
+    plain = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    made = get_peft_model(made, LoraConfig(r=2, target_modules=["proj"])) if adapted else made
+    for parameter in made.parameters():
+        parameter.ds_shape = parameter.shape
+    gathered = Gathered()
+    monkeypatch.setattr(weight_publisher.deepspeed.zero, "GatheredParameters", gathered)
+    publisher = WeightPublisher(made, zero_stage, 1, 1)
+    segment = SegmentStore(tmp_path).begin(WeightVersion(1, publisher.buckets))
+    publisher.publish(segment, range(len(publisher.buckets)))
+    found = read(segment)
+    assert found.keys() == plain.keys() and "gate.inv_freq" not in found
+    assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
+    # DeepSpeed gathers parameters alone.
+    assert gathered.parameters == {id(parameter) for parameter in made.parameters()}
+
+
 class Gathered:
     """Stands for DeepSpeed's gathering: notes what was gathered."""
 
