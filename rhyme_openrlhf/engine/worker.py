@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present, shims
@@ -80,10 +81,9 @@ class WorkerExtension(_Base):
         segment = Segment.from_plain(plain_segment)
         runner = self.model_runner
         file = self._segment_files.open(segment, self.rhyme_node() if segment.paths else "")
-        expected = {name for name, _ in runner.get_model().named_parameters()}
         if gpu_present() and not self._converted():
             loaded = runner.model.load_weights(tensors(file, segment))
-            missing = expected - set(loaded) if loaded is not None else set()
+            missing = not_loaded(runner.get_model(), loaded) if loaded is not None else set()
             if missing:
                 raise RuntimeError(f"weight version {segment.version} lacks {len(missing)} parameters: {min(missing)}")
         else:
@@ -177,6 +177,18 @@ def _allocator() -> Any:
     from vllm.device_allocator.cumem import CuMemAllocator
 
     return CuMemAllocator.get_instance()
+
+
+def not_loaded(model: torch.nn.Module, loaded: Iterable[str]) -> set[str]:
+    """Return the parameters of a model that are not among those that its `load_weights` named."""
+    found = set(loaded)
+    for name, module in model.named_modules():
+        # vLLM's runner of experts names what the module inside it loaded as its own (fused_moe/runner/moe_runner.py).
+        inner = getattr(module, "routed_experts", None)
+        if isinstance(inner, torch.nn.Module):
+            own = [leaf for leaf, _ in inner.named_parameters() if f"{name}.{leaf}" in found]
+            found.update(f"{name}.routed_experts.{leaf}" for leaf in own)
+    return {name for name, _ in model.named_parameters()} - found
 
 
 def converted_weights(model: torch.nn.Module, config: Any) -> str:

@@ -1,7 +1,7 @@
 """One run at a time in a directory: locks on --ckpt.path and --ckpt.output_dir, with the owner's name in them.
 
-The lock is the kernel's (flock) on a file in the directory. So a killed run leaves no lock, only a file that the next
-run takes over, and a machine that is gone loses its lock on a shared file system when the file server notices.
+The lock is the kernel's (flock) on a file in the directory. A killed run leaves no lock, only a file that the next run
+takes over. On a shared file system, the file server drops the lock of a machine that is gone.
 
 Invariants:
 - Two runs never hold one directory, however its path is written, where the file system has locks. Where it has none,
@@ -71,7 +71,7 @@ def _lock(flag: str, path: Path, run: str) -> Iterator[None]:
         os.pwrite(descriptor, json.dumps(owner).encode(), 0)
         yield
     finally:
-        # While it is locked: whoever opened it before finds that it is no longer the directory's.
+        # Before the lock is given back: another run that has the file open finds that it is gone.
         if _is(file, descriptor):
             file.unlink(missing_ok=True)
         os.close(descriptor)

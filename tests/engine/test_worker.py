@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +21,7 @@ pytest.importorskip("vllm")
 from rhyme_openrlhf.engine import worker as worker_extension
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
 from rhyme_openrlhf.engine.calls import WorkerCalls
-from rhyme_openrlhf.engine.worker import KV_TAG, UNCONVERTED_EXPERTS, WorkerExtension, converted_weights
+from rhyme_openrlhf.engine.worker import KV_TAG, UNCONVERTED_EXPERTS, WorkerExtension, converted_weights, not_loaded
 from rhyme_openrlhf.weights.buckets import Bucket, Entry, Parameter, Segment, WeightVersion
 from rhyme_openrlhf.weights.node import SegmentStore
 
@@ -193,3 +196,32 @@ def test_vllms_allocator_sleeps_as_we_ask() -> None:
     # KV caches of given size are measured by nobody, but the device must have the engine's share free.
     assert "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes" in worker
     assert "free_memory < requested_memory" in inspect.getsource(utils.request_memory)
+
+
+def test_a_router_whose_bias_is_a_buffer_and_its_experts_are_loaded(tmp_path: Path, starts_python: None) -> None:
+    """GLM-4-MoE: Transformers saves the bias as a buffer, vLLM has a parameter; and vLLM names experts in two ways."""
+    command = [sys.executable, str(Path(__file__).with_name("experts_load.py")), str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert json.loads(found.stdout.splitlines()[-1]) == {"version": 1, "bias": [7.0] * 4, "experts": True}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "missing"),
+    [
+        ([], set()),
+        (["experts.w2"], {"experts.routed_experts.w2"}),
+        (["gate.weight"], {"gate.weight"}),
+        (["experts.w1", "experts.w2"], {"experts.routed_experts.w1", "experts.routed_experts.w2"}),
+    ],
+)
+def test_what_was_not_loaded_is_known_by_either_name(left_out: list[str], missing: set[str]) -> None:
+    runner, inner = torch.nn.Module(), torch.nn.Module()
+    for leaf in ("w1", "w2"):
+        inner.register_parameter(leaf, torch.nn.Parameter(torch.zeros(1)))
+    runner.routed_experts = inner
+    model = torch.nn.ModuleDict({"experts": runner, "gate": torch.nn.Linear(1, 1, bias=False)})
+    named = {"experts.w1", "experts.w2", "gate.weight"} - set(left_out)
+    assert not_loaded(model, named) == missing
+    own = {name.replace("experts.w", "experts.routed_experts.w") for name in named}
+    assert not_loaded(model, own) == missing

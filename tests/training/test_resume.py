@@ -94,6 +94,74 @@ def test_plain_openrlhfs_checkpoint_says_what_starts_fresh(tmp_path: Path) -> No
         prepare(run_arguments(tmp_path, critic__model_name_or_path=str(embedded.MODEL)), PROMPTS)
 
 
+def plain(path: Path, model: str, tag: str, **named: str) -> None:
+    """What something else than a run of ours leaves: a directory of that name, and files that name one."""
+    (path / model / tag).mkdir(parents=True)
+    (path / model / tag / "states.pt").write_text("weights")
+    for file, name in named.items():
+        (path / model / file).write_text(name)
+
+
+@pytest.mark.parametrize(
+    ("tag", "named", "said"),
+    [
+        ("step_100", {"latest": "step_100"}, "_actor/latest names 'step_100', which is no checkpoint of OpenRLHF's"),
+        ("global_step5", {"latest": ""}, "_actor/latest names '', which is no checkpoint of OpenRLHF's"),
+        ("global_step5", {"latest": "global_step5_universal"}, "names 'global_step5_universal'"),
+        ("global_step5", {}, "_actor has global_step5, but latest there names none that exists"),
+        ("epoch3", {"latest": "global_step6"}, "_actor has epoch3, but latest there names none that exists"),
+        ("global_step5", {"latest": "global_step6"}, "_actor has global_step5, but latest there names none"),
+        ("global_step5", {"latest_universal": "global_step5"}, "_actor has global_step5, but latest there names none"),
+    ],
+)
+def test_a_policy_whose_checkpoint_is_not_recognised_is_refused_and_never_started_at_step_0(
+    tmp_path: Path, tag: str, named: dict[str, str], said: str
+) -> None:
+    plain(tmp_path, "_actor", tag, **named)
+    args = run_arguments(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ResumeError) as refused:
+        prepare(args, PROMPTS)
+    assert said in str(refused.value) and "choose another --ckpt.path to start anew" in str(refused.value)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    # Without --ckpt.load_enable nobody asked for it.
+    assert prepare(run_arguments(tmp_path, ckpt__load_enable=False), PROMPTS)[0].resume is None
+
+
+def test_a_latest_file_that_is_not_recognised_is_refused_beside_complete_checkpoints_too(tmp_path: Path) -> None:
+    """OpenRLHF would load what it names."""
+    args = run_arguments(tmp_path)
+    save(args, 3)
+    plain(tmp_path, "_actor", "merged", latest="merged")
+    with pytest.raises(ResumeError, match="names 'merged'"):
+        prepare(args, PROMPTS)
+    (tmp_path / "_actor" / LATEST).write_text("global_step3")
+    checkpoints, _ = prepare(run_arguments(tmp_path), PROMPTS)
+    assert checkpoints.resume is not None and checkpoints.resume.step == 3
+
+
+def test_a_universal_checkpoint_is_the_one_that_latest_universal_names(tmp_path: Path) -> None:
+    args = run_arguments(tmp_path, ds__use_universal_ckpt=True)
+    assert prepare(args, PROMPTS)[0].resume is None
+    save(args, 3)
+    args = run_arguments(tmp_path, ds__use_universal_ckpt=True)
+    with pytest.raises(ResumeError, match="latest_universal names no checkpoint there"):
+        prepare(args, PROMPTS)
+    (tmp_path / "_actor" / "latest_universal").write_text("global_step2_universal")
+    with pytest.raises(ResumeError, match="latest_universal names no checkpoint there"):
+        prepare(args, PROMPTS)
+    (tmp_path / "_actor" / "global_step2_universal").mkdir()
+    checkpoints, (note,) = prepare(args, PROMPTS)
+    assert checkpoints.resume is not None and args.ckpt.load_enable
+    assert (checkpoints.resume.tag, checkpoints.resume.step) == ("global_step2_universal", 2)
+    assert "OpenRLHF's own checkpoint global_step2_universal" in note and "start fresh" in note
+    critics = {"critic__model_name_or_path": str(embedded.MODEL), "ds__use_universal_ckpt": True}
+    with pytest.raises(ResumeError, match="not of the critic"):
+        prepare(run_arguments(tmp_path, **critics), PROMPTS)
+    plain(tmp_path, "_critic", "global_step2_universal", latest_universal="global_step2_universal")
+    assert prepare(run_arguments(tmp_path, **critics), PROMPTS)[0].resume is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "prompts", "said"),
     [
