@@ -88,7 +88,8 @@ def worst_log_probability(model: Any, prompts: list[list[int]], outputs: list[An
             logits = model(torch.tensor([ids])).logits[0, len(prompt) - 1 : -1].float()
         theirs = torch.log_softmax(logits, -1)[range(len(out.token_ids)), list(out.token_ids)]
         differences += (torch.tensor(_log_probabilities(out)) - theirs).abs().tolist()
-    return max(differences), statistics.fmean(differences)
+    # torch keeps what is not a number; max() may drop it.
+    return float(torch.tensor(differences).max()), statistics.fmean(differences)
 
 
 def table(units: dict[str, list[dict[str, float]]]) -> str:

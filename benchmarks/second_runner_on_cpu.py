@@ -25,6 +25,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 V1, V2, V2_ASYNC = "v1", "v2", "v2-async"
 PROMPT_TOKENS, TOKENS = 8, 40
 # Tokens of the embedded vocabulary that are no special ones.
@@ -178,7 +180,7 @@ def main() -> int:
                 failed += equal < len(pairs) or found["second"] != (runner != V1)
                 failed += found["by_ray"] != (chosen.ranks > 1 and chosen.executor == "ray")
                 both = zip(sum(found["logprobs"], []), sum(plain["logprobs"], []), strict=False)
-                gap = max(abs(one - other) for one, other in both) if equal == len(pairs) else float("nan")
+                gap = float(np.max([abs(one - other) for one, other in both])) if equal == len(pairs) else float("nan")
                 counts = found["counters"]
                 print(
                     f"| {runner} | {history} | {blocks or 'enough'} | {counts['drafted']} | {counts['accepted']} | "

@@ -1,8 +1,8 @@
 """Judges whether training steps taught the policy anything. Pure: figures in, sentences out.
 
 Invariants:
-- A figure that is not finite, of policy or critic, ends the run in its step: before engines get the weights, and before
-  a checkpoint takes the place of a good one.
+- A figure of policy or critic that is not finite ends the run in its step. Neither engines nor a checkpoint get its
+  weights.
 - A run without one update of the policy has failed. A step without an update, a gradient of zero, and an epoch whose
   prompts were mostly filtered out are upstream's to allow: they are warnings.
 """
@@ -48,9 +48,8 @@ class Learning:
         for name in checked:
             if not math.isfinite(figures.get(name, 0.0)):
                 raise LearningError(
-                    f"step {step} gave {name} {figures[name]}, so the model's weights are spoilt and the run ends: "
-                    "checkpoints of earlier steps are as they were; look at the learning rate, the rewards and "
-                    "--rollout.temperature"
+                    f"step {step} gave {name} {figures[name]}, which spoils the model's weights: look at the learning rate, the "
+                    "rewards and --rollout.temperature; checkpoints of earlier steps are as they were"
                 )
         # As upstream counts: from 0.
         if step - 1 <= self._args.critic.freezing_steps:

@@ -246,7 +246,8 @@ class RhymeTraining(upstream.BasePPOTrainer):
     ) -> None:
         """Upstream's checkpoint of the best evaluation so far, as safe as the others."""
         key = self._detect_eval_metric_key(eval_metrics) if eval_metrics else None
-        if key is None or key not in eval_metrics or eval_metrics[key] <= self.best_eval_metric_value:
+        # As upstream asks it: a metric that is not a number is not the best.
+        if key is None or key not in eval_metrics or not eval_metrics[key] > self.best_eval_metric_value:
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
             return
         self._stage("checkpoint", global_step)

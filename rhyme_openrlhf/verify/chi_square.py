@@ -36,10 +36,15 @@ class ChiSquare:
 
 
 def chi_square(observed: Sequence[int], probabilities: Sequence[float]) -> ChiSquare:
-    """Pearson's test of counts [n] against probabilities [n] (they are normalised first)."""
+    """Pearson's test of counts [n] against probabilities [n] (they are normalised first).
+
+    With probabilities that are no numbers, statistic and chance are NaN.
+    """
     counts = np.asarray(observed, dtype=float)
     total = counts.sum()
     expected = np.asarray(probabilities, dtype=float)
+    if not (np.isfinite(expected).all() and expected.sum() > 0):
+        return ChiSquare(math.nan, 0, math.nan, int(total))
     expected = expected / expected.sum() * total
     common = expected >= LEAST_EXPECTED
     seen, wanted = counts[common], expected[common]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -79,8 +80,8 @@ def judge(checks: Sequence[WeightsChecked], versions: Sequence[int], engines: in
         allowed = max(tolerance, MOVEMENT_SHARE * min(moved, policy_moved))
         if told and not moved:
             problems.append(f"{where}: nothing was loaded: the policy moved by {policy_moved:.2g}, the engine did not")
-        # Written so that a difference that is not a number is a problem too.
-        elif not check.max_difference <= allowed:
+        # Written so that what is not a number is a problem too, and what is infinite allows nothing.
+        elif not (math.isfinite(moved + policy_moved) and check.max_difference <= allowed):
             problems.append(
                 f"{where}: {check.max_difference:.2g} away from the policy, which moved by {policy_moved:.2g} and the "
                 f"engine by {moved:.2g}; allowed is {allowed:.2g}"

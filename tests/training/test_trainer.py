@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from types import SimpleNamespace as NS
 from typing import Any
 
@@ -52,6 +53,29 @@ def test_an_update_that_is_not_finite_ends_the_step(trainer_class: type, monkeyp
         with pytest.raises(LearningError, match="step 3 gave policy_loss nan"):
             trainer.ppo_train(step)
     assert [event.level for event in trainer.recorded if isinstance(event, Note)] == ["warning"]
+
+
+@TRAINERS
+@pytest.mark.parametrize(("metric", "saved"), [(0.6, True), (0.5, False), (math.nan, False), (math.inf, True)])
+def test_only_a_better_evaluation_puts_the_best_checkpoint_aside(
+    trainer_class: type, metric: float, saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from contextlib import contextmanager
+
+    from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+
+    trainer, done = made(trainer_class), []
+
+    @contextmanager
+    def saving(tag: str) -> Iterator[None]:
+        done.append(tag)
+        yield
+
+    monkeypatch.setattr(BasePPOTrainer, "save_best_checkpoint", lambda self, *rest: done.append("upstream"))
+    trainer._checkpoints.saving = saving
+    trainer.best_eval_metric_key, trainer.best_eval_metric_value = "pass1", 0.5
+    trainer.save_best_checkpoint({"pass1": metric}, 3)
+    assert done == (["best_global_step3", "upstream"] if saved else ["upstream"])
 
 
 @TRAINERS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -48,6 +50,13 @@ def test_a_token_that_cannot_occur_counts_even_alone() -> None:
 def test_one_class_can_be_compared_with_nothing() -> None:
     assert chi_square([1000, 0], [1.0, 0.0]).p_value is None
     assert chi_square([0, 0], [0.5, 0.5]).p_value is None
+
+
+@pytest.mark.parametrize("spoilt", [[math.nan, 0.5], [0.5, math.nan], [math.nan] * 2, [math.inf, 0.5], [0.0, 0.0]])
+def test_probabilities_that_are_no_numbers_give_no_chance(spoilt: list[float]) -> None:
+    """Not "nothing to compare", which is what one class has."""
+    p_value = chi_square([500, 500], spoilt).p_value
+    assert p_value is not None and math.isnan(p_value)
 
 
 def test_rare_values_are_one_class() -> None:

@@ -46,6 +46,11 @@ def test_drafts_that_were_not_verified_prove_nothing() -> None:
     assert result == "failed" and "only 100 of 3000" in why
 
 
+def test_a_model_whose_probabilities_are_no_numbers_fails() -> None:
+    spoilt = Trial("right", 0, 50, 50, 50, chi_square([30, 20], [math.nan, 0.5]))
+    assert judge([spoilt])[0] == "failed"
+
+
 def test_a_certain_model_has_nothing_to_compare() -> None:
     certain = Trial("right", 0, 50, 50, 50, chi_square([50, 0], [1.0, 0.0]))
     assert judge([certain])[0] == "skipped"

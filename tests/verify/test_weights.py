@@ -85,6 +85,21 @@ def test_what_is_no_number_or_not_there_is_not_right(changes: dict[str, float | 
     assert judged.problems
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"moved": math.nan},
+        {"policy_moved": math.nan},
+        # Movements without an end would allow any difference.
+        {"moved": math.inf, "policy_moved": math.inf, "max_difference": 100.0},
+        {"moved": math.inf},
+    ],
+)
+def test_a_movement_that_is_not_finite_is_a_problem_however_near_the_engine_is(changes: dict[str, float]) -> None:
+    (problem,) = judge(checks(**changes), VERSIONS, 2, BF16).problems
+    assert problem.startswith("engine 1, version 2: ")
+
+
 def test_a_check_that_is_missing_is_named() -> None:
     lacking = [check for check in checks() if (check.version, check.engine) != (3, 1)]
     (problem,) = judge(lacking, VERSIONS, 2, BF16).problems
