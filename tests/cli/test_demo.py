@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -26,6 +28,15 @@ def test_the_placement_fits_the_machine_and_the_users_options_come_last(
     assert argv[argv.index("--vllm.num_engines") + 1] == engines
     assert ("--train.colocate_all" in argv) == (gpus == 1)
     assert argv[-2:] == ["--train.num_episodes", "1"]
+
+
+def test_demos_that_start_at_the_same_time_save_to_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")
+    folders = set()
+    for process in (7, 8):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        folders.add(demo.checkpoints())
+    assert len(folders) == 2
 
 
 @pytest.mark.parametrize(

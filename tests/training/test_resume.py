@@ -13,6 +13,7 @@ import pytest
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import train_ppo_ray
 from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.run.directory_lock import held
 from rhyme_openrlhf.training.checkpoint_directory import LATEST, CheckpointDirectory, write_json
 from rhyme_openrlhf.training.resume import STATE_FILE, STATE_VERSION, ResumeError, bound_settings, prepare
 
@@ -234,3 +235,12 @@ def test_the_command_refuses_with_exit_code_2(tmp_path: Path, capsys: pytest.Cap
     error = capsys.readouterr().err
     assert code == 2 and "--rollout.batch_size 4, this run has 12" in error and error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+    # Another run's directory, under either flag; nothing in it is looked at.
+    (path / "_rhyme" / "global_step3" / "complete.json").unlink()
+    for flag, saved_to in (("--ckpt.path", path), ("--ckpt.output_dir", path / "trained")):
+        with held({"--ckpt.path": str(saved_to)}, "first"):
+            code = train_ppo_ray.main([*argv, "--run.dir", str(tmp_path / "run")])
+        error = capsys.readouterr().err
+        assert code == 2 and f"{flag} {saved_to} is in use by run first (process " in error
+        assert error.count("\n") == 1 and not (tmp_path / "run").exists()
+    assert (path / "_actor" / "global_step3").exists()
