@@ -45,7 +45,8 @@ from rhyme_openrlhf.engine.actor_parts.histories import Histories, HistoryFeed
 from rhyme_openrlhf.engine.actor_parts.part import Engine, OrdersLock, Part
 from rhyme_openrlhf.engine.actor_parts.timeline import EngineTimeline
 from rhyme_openrlhf.engine.calls import P, R, SchedulerDrafting, SchedulerMeter, WorkerCalls
-from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_finite
+from rhyme_openrlhf.engine.checked_agent import CheckedAgent
+from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_response
 from rhyme_openrlhf.engine.patches import core_channel, single_tokens
 from rhyme_openrlhf.engine_errors import EngineCoreError, WeightLoadError
 from rhyme_openrlhf.prompt_keys import prompt_key
@@ -130,6 +131,8 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
         await start(rhyme, self.plugins())
+        if kwargs.get("agent_func_path"):
+            self.executor: Any = CheckedAgent(self.executor, kwargs["agent_func_path"])
         if rhyme.histospec.enable and rhyme.drafting.source == NGRAM:
             await self.workers(WorkerCalls.rhyme_look_up_serially)
         if not rhyme.weights_by_buffer:
@@ -214,7 +217,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
                 lambda plain: ask(plain, label, sampling_params, max_length, hf_tokenizer, 1, images),
             )
             for response in responses:
-                check_finite(response)
+                check_response(response)
             await self._add_traces(responses)
             return responses
         finally:

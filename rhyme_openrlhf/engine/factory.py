@@ -54,9 +54,11 @@ def parts_of_measured(engine: Engine) -> dict[type, Part]:
 
 
 def actor_class(settings: RhymeSettings) -> Any:
-    """Return the Ray actor class of a run's engines."""
-    limit = {"max_concurrency": CALLS_AT_ONCE} if settings.histopipe.enable else {}
-    return (ray.remote(**limit) if limit else ray.remote)(RhymeRolloutActor)
+    """Return the Ray actor class of a run's engines.
+
+    Ray's own limit is 1,000 calls: what asks how far the samples are would wait behind the samples.
+    """
+    return ray.remote(max_concurrency=CALLS_AT_ONCE)(RhymeRolloutActor)
 
 
 class EngineFactory:

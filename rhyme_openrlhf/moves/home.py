@@ -24,7 +24,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.engine.calls import EngineCalls, EnginePort, TurnCalls
-from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_finite
+from rhyme_openrlhf.engine.checked_agent import CheckedAgent
+from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_response
 from rhyme_openrlhf.engine.messages import LOADS, SampleRequest
 from rhyme_openrlhf.engine.port import RayEngine
 from rhyme_openrlhf.engine.requests import (  # first: installs the shims where needed
@@ -96,7 +97,7 @@ class SampleHome:
         self._step = 0
         self._traced: frozenset[str] = frozenset()
         if agent:
-            self.executor: Any = upstream._load_agent_executor(agent)
+            self.executor: Any = CheckedAgent(upstream._load_agent_executor(agent), agent)
         else:
             self.executor = CheckedExecutor(reward, rhyme.limits.reward_s)
         spare = [number for number, layout in plan.layouts().items() if layout] if plan is not None else []
@@ -222,7 +223,7 @@ class SampleHome:
                 llm_engine=_Conversation(self, engine, identity),
                 images=images,
             )
-            check_finite(response)
+            check_response(response)
             response[ROUNDS] = identity.rounds
             return response
 

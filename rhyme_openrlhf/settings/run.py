@@ -41,13 +41,18 @@ class LimitSettings(Settings):
     title: ClassVar[str] = "Limits: how long a stage may go without progress before the run is ended, saying why."
 
     reward_s: float = option(
-        30.0,
-        "Seconds the reward function or server may take for one sample. A server's retries are among them.",
+        600.0,
+        "Seconds a reward function may take for one sample; then it is called once more. A reward server has the limit "
+        "of OpenRLHF: five times 180 seconds.",
         low=0.1,
         high=86400,
     )
     rollout_s: float = option(
-        600.0, "Seconds a rollout may go on without a new token or a finished sample.", low=1, high=86400
+        # Longer than a reward may take, because the last samples of a rollout may all wait for theirs.
+        1800.0,
+        "Seconds a rollout may go on without a new token or a finished sample.",
+        low=1,
+        high=86400,
     )
     stage_s: float = option(
         3600.0,

@@ -7,6 +7,7 @@ waited for (but in a reproducible run); what is trained is upstream's.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,20 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
     samples: int = 0
     """Of the last step."""
     _sent: tuple[Any, ...] = ()
+    # Extra logs of the step that some samples have and others have not.
+    _partial: frozenset[str] = frozenset()
+
+    def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
+        """Return micro-batches of the samples, as upstream, which needs the same extra logs of each."""
+        self._partial |= align_logs(rollout_samples)
+        micro_batches: list[Any] = super().split_rollout_samples(rollout_samples)
+        return micro_batches
 
     def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
         """Return the experiences of a step, as upstream; their responses go to the history workers."""
         experiences = super().make_experience_batch(rollout_samples)
+        fill_logs(experiences, self._partial | align_logs(experiences))
+        self._partial = frozenset()
         self.samples = len(rollout_samples)
         # Micro-batches by length are as many on every rank.
         if not self.args.train.dynamic_batch_enable:
@@ -106,6 +117,26 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         if self._sent:
             timeout = self.services.settings.history.fetch_timeout_s
             ray.wait(list(self._sent), num_returns=len(self._sent), timeout=timeout, fetch_local=False)
+
+
+def align_logs(experiences: list[Any]) -> set[str]:
+    """Give all experiences the extra logs of any of them, NaN where one has none; return the names of those."""
+    partial = set()
+    for key in sorted({key for experience in experiences for key in experience.info}):
+        for experience in experiences:
+            if key not in experience.info:
+                partial.add(key)
+                experience.info[key] = torch.full((len(experience.sequences),), torch.nan)
+    return partial
+
+
+def fill_logs(experiences: list[Any], partial: Set[str]) -> None:
+    """Put the mean of the samples that have one of these logs in the place of NaN: it is then the step's mean."""
+    for key in partial:
+        values = [experience.info[key].float() for experience in experiences]
+        mean = torch.cat(values).nanmean()
+        for experience, value in zip(experiences, values, strict=True):
+            experience.info[key] = torch.where(value.isnan(), mean, value)
 
 
 def rewards_by_sample(experiences: list[Any]) -> dict[int, float]:

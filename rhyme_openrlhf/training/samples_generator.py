@@ -25,6 +25,7 @@ import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.engine.calls import EngineHandle
+from rhyme_openrlhf.engine.checked_reward import RewardError, shown
 from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.engine_errors import engines_left
@@ -265,6 +266,13 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Any:
         """Return upstream's experience, with what was noted of the sample's requests."""
+        if self.args.algo.dynamic_filtering_enable and isinstance(response.get("scores"), list):
+            raise RewardError(
+                f"{len(response['scores'])} scores came for {shown(response['prompt'])}, but "
+                "--algo.dynamic_filtering_enable needs one for each sample"
+            )
+        # Upstream reads this key of any executor's response.
+        response.setdefault("rollout_log_probs", None)
         experience = super()._process_response_into_experience(response, **generate_kwargs)
         setattr(experience, ROUNDS, response.get(ROUNDS, []))
         return experience

@@ -9,10 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm import SamplingParams
 
-from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardError, RewardLateError, check_finite
+from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardError, RewardLateError, check_response
 
 LIMIT_S = 1.0
 
@@ -46,7 +49,7 @@ def rewarded(tmp_path: Path, body: str) -> dict[str, Any]:
 def test_a_right_reward_passes(tmp_path: Path) -> None:
     output = rewarded(tmp_path, "return {'rewards': 1.0, 'scores': 0.5}")
     assert (output["reward"], output["scores"]) == (1.0, 0.5)
-    check_finite(output)
+    check_response(output)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,9 @@ def test_a_right_reward_passes(tmp_path: Path) -> None:
     [
         ("raise KeyError('answer')", "raised KeyError: 'answer'"),
         ("raise TimeoutError('the judge')", "raised TimeoutError: the judge"),
+        ("raise SystemExit(3)", "raised SystemExit: 3"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt for"),
+        ("import sys; sys.exit()", "raised SystemExit for"),
         ("time.sleep(3)", "did not answer within 1 s (--limits.reward_s)"),
         ("return {'reward': 1.0}", "returned no 'rewards'"),
         ("return None", "returned no 'rewards'"),
@@ -122,11 +128,52 @@ def test_rewards_that_hang_take_no_thread_from_others(tmp_path: Path) -> None:
     assert all(isinstance(error, RewardLateError) for error in late) and answered["reward"] == 1.0
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, "high", [1.0, 2.0]])
-def test_a_reward_is_a_finite_number(value: Any) -> None:
-    with pytest.raises(RewardError, match="6\\*7="):
-        check_finite({"prompt": "6*7=", "reward": value, "scores": None})
+@pytest.mark.parametrize("field", ["reward", "scores"])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, "high", "0.5", b"1", [1.0, math.nan], np.array([1.0, math.nan]), {"a": 1}, object()]
+)
+def test_a_reward_is_a_finite_number(field: str, value: Any) -> None:
+    with pytest.raises(RewardError, match="6\\*7=") as error:
+        check_response({"prompt": "6*7=", "reward": 1.0, "scores": 1.0, field: value})
+    assert "\n" not in str(error.value)
 
 
-def test_a_reward_model_may_give_it_later() -> None:
-    check_finite({"prompt": "6*7=", "reward": None, "scores": None})
+@pytest.mark.parametrize("value", [[1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1.0, 2.0])], ids=str)
+def test_a_sample_has_one_reward_and_may_have_several_scores(value: Any) -> None:
+    response = {"prompt": "6*7=", "reward": 1.0, "scores": value}
+    check_response(response)
+    assert response["scores"] == [1.0, 2.0]
+    with pytest.raises(RewardError, match="must be one number"):
+        check_response({"prompt": "6*7=", "reward": value})
+
+
+@pytest.mark.parametrize("one", [np.array([0.5]), np.float32(0.5), torch.tensor([[0.5]]), 0.5, [0.5]], ids=repr)
+def test_an_array_of_one_is_a_number(one: Any) -> None:
+    response = {"prompt": "6*7=", "reward": one if not isinstance(one, list) else 0.5, "scores": one}
+    check_response(response)
+    assert (response["reward"], response["scores"]) == (0.5, 0.5)
+
+
+def test_what_upstream_reads_only_if_it_is_there_may_be_left_out() -> None:
+    check_response({"prompt": "6*7=", "reward": None, "scores": None})
+    check_response({"prompt": "6*7="})
+
+
+@pytest.mark.parametrize("logs", [["steps"], {"error": "timeout"}, {"steps": [1, 2]}], ids=str)
+def test_extra_logs_are_numbers_by_name(logs: Any) -> None:
+    with pytest.raises(RewardError, match=r"extra_logs.* for prompt '6\*7='"):
+        check_response({"prompt": "6*7=", "reward": 1.0, "extra_logs": logs})
+    check_response({"prompt": "6*7=", "reward": 1.0, "extra_logs": {"a": 1, "b": np.int64(2), "c": math.nan}})
+
+
+def test_a_server_has_upstreams_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an answer takes longer than a function may."""
+
+    async def slow(self: Any, *_: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return [{"rewards": 1.0}]
+
+    monkeypatch.setattr(SingleTurnAgentExecutor, "_fetch_rewards_via_http", slow)
+    executor = CheckedExecutor("http://localhost:1", 0.1)
+    output = asyncio.run(executor.execute("6*7=", "42", SamplingParams(max_tokens=8), 64, Tokenizer(), Engine()))
+    assert output["reward"] == 1.0

@@ -49,7 +49,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
 
 def test_whole_units_are_computed_as_they_come_and_the_rest_at_the_end(passes: list[list[list[int]]]) -> None:
     maker = Maker()
-    samples = [NS(name=number) for number in range(15)]
+    samples = [NS(name=number, info={}) for number in range(15)]
     for first in range(0, 15, 3):
         maker.take(samples[first : first + 3], of=15)
     # Two micro-batches at a time, one for each rank; what is left is never fewer than that.
@@ -60,19 +60,19 @@ def test_whole_units_are_computed_as_they_come_and_the_rest_at_the_end(passes: l
     assert [batch.samples for batch in made] == [[*range(n, min(n + 2, 15))] for n in range(0, 15, 2)]
     assert [number for batch in made for number in batch.index] == list(range(15))
     # The next step begins anew.
-    maker.take([NS(name=number) for number in range(8)], of=8)
+    maker.take([NS(name=number, info={}) for number in range(8)], of=8)
     assert passes[3:] == [[[0, 1], [2, 3]]]
 
 
 def test_a_unit_has_a_micro_batch_for_each_rank_of_the_model_with_most(passes: list[list[list[int]]]) -> None:
     maker = Maker(reference_ranks=4)
-    maker.take([NS(name=number) for number in range(20)], of=20)
+    maker.take([NS(name=number, info={}) for number in range(20)], of=20)
     assert passes == [[[0, 1], [2, 3], [4, 5], [6, 7]]]
 
 
 def test_other_samples_than_those_that_came_are_refused(passes: list[list[list[int]]]) -> None:
     maker = Maker()
-    samples = [NS(name=number) for number in range(4)]
+    samples = [NS(name=number, info={}) for number in range(4)]
     maker.take(samples, of=4)
     with pytest.raises(ValueError, match="not those that came"):
         maker.split_rollout_samples(samples[::-1])
@@ -80,7 +80,7 @@ def test_other_samples_than_those_that_came_are_refused(passes: list[list[list[i
 
 def test_batches_made_by_length_need_the_whole_step(passes: list[list[list[int]]]) -> None:
     maker = Maker(dynamic=True)
-    maker.take([NS(name=number) for number in range(8)], of=8)
+    maker.take([NS(name=number, info={}) for number in range(8)], of=8)
     assert passes == []
 
 

@@ -40,7 +40,7 @@ def test_a_step_that_ranks_cannot_share_is_refused_before_it_is_trained_on(
     monkeypatch: pytest.MonkeyPatch, critic: bool
 ) -> None:
     """12 samples in experiences of two: two ranks share them, four do not."""
-    experiences = [SimpleNamespace(index=[0, 1]) for _ in range(6)]
+    experiences = [SimpleNamespace(index=[0, 1], info={}) for _ in range(6)]
     monkeypatch.setattr(RemoteExperienceMaker, "make_experience_batch", lambda self, samples: experiences)
     monkeypatch.setattr(RhymeExperienceMaker, "_record", lambda *_: None)
     groups = [SimpleNamespace(_actor_handlers=[0] * ranks, duplicate_actors=1) for ranks in (2, 4)]
@@ -176,3 +176,26 @@ def test_evaluations_never_reach_the_history(monkeypatch: pytest.MonkeyPatch) ->
     trainer.services = SimpleNamespace(record=lambda event, source: None)
     assert trainer.evaluate(3, n_samples_per_prompt=4) == {"eval_pass1": 1}
     assert not hasattr(trainer, "experience_maker")
+
+
+def test_extra_logs_that_some_samples_lack_become_the_mean_of_the_others() -> None:
+    from rhyme_openrlhf.training.experience import align_logs, fill_logs
+
+    def samples(*infos: dict[str, float]) -> list[Any]:
+        return [
+            SimpleNamespace(info={key: torch.tensor([value]) for key, value in info.items()}, sequences=[[1, 2]])
+            for info in infos
+        ]
+
+    first = samples({"reward": 1.0, "steps": 2}, {"reward": 0.0, "error": 1.0})
+    second = samples({"reward": 0.0, "steps": 4}, {"reward": 0.0})
+    partial = align_logs(first) | align_logs(second)
+    partial |= align_logs([*first, *second])
+    fill_logs([*first, *second], partial)
+    assert partial == {"steps", "error"}
+    assert [one.info["steps"].item() for one in [*first, *second]] == [2, 3, 4, 3]
+    assert [one.info["error"].item() for one in [*first, *second]] == [1, 1, 1, 1]
+    # A log of all samples that is NaN stays it: it may be the run's own, such as the KL.
+    spoilt = samples({"kl": float("nan")}, {"kl": 1.0})
+    fill_logs(spoilt, align_logs(spoilt))
+    assert spoilt[0].info["kl"].isnan()
