@@ -50,8 +50,8 @@ class Learning:
         for name in checked:
             if not math.isfinite(figures.get(name, 0.0)):
                 raise LearningError(
-                    f"step {step} gave {name} {figures[name]}, which spoils the model's weights: look at the "
-                    "learning rate, the rewards and --rollout.temperature; checkpoints of earlier steps are as they were"
+                    f"step {step} gave {name} {figures[name]}, which spoils the model's weights: look at the learning "
+                    "rate, the rewards and --rollout.temperature; checkpoints of earlier steps are as they were"
                 )
         # As upstream counts: from 0.
         if step - 1 <= self._args.critic.freezing_steps:
