@@ -19,6 +19,7 @@ from rhyme_openrlhf.telemetry.events import (
     DraftGain,
     EngineInterval,
     EngineStep,
+    Note,
     Recorded,
     RolloutFinished,
     RolloutStarted,
@@ -57,7 +58,7 @@ class RunSummary:
     `status` is a RunStatus or UNFINISHED; `seconds` is the run's length (so far); `rollout_seconds` the sum over its
     rollout stages; `bubble_seconds` engine seconds by cause; `weight_versions` how many were published;
     `draft_gain` what drafts gained at last, None where it was not measured; `last_checkpoint` a path; `emulated` the
-    machine whose step times it was stretched to ("": its own).
+    machine whose step times it was stretched to ("": its own); `warnings` what it warned of, each text once.
     """
 
     name: str
@@ -83,6 +84,7 @@ class RunSummary:
     last_checkpoint: str | None
     epochs: tuple[EpochSummary, ...]
     emulated: str
+    warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dictionary for `summary.json`."""
@@ -146,6 +148,7 @@ class _Run:
     gains: dict[int, DraftGain] = field(default_factory=dict)
     weight_versions: int = 0
     last_checkpoint: str | None = None
+    warnings: dict[str, None] = field(default_factory=dict)
 
     def apply(self, recorded: Recorded) -> None:
         event = recorded.event
@@ -175,6 +178,8 @@ class _Run:
             self.weight_versions += 1
         elif isinstance(event, CheckpointSaved):
             self.last_checkpoint = event.path
+        elif isinstance(event, Note) and event.level == "warning":
+            self.warnings[event.text] = None
 
     def summary(self) -> RunSummary:
         epochs = tuple(self.epochs[number].summary(number) for number in sorted(self.epochs))
@@ -209,6 +214,7 @@ class _Run:
             weight_versions=self.weight_versions,
             last_checkpoint=self.last_checkpoint,
             epochs=epochs,
+            warnings=tuple(self.warnings),
         )
 
     def _epoch(self, number: int, step: int) -> _Epoch:

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 
 POLICY_LOSS = "policy_loss"
 POLICY_GRADIENT = "actor_grad_norm"
+# Optimizer steps of a training step (training/updates.py).
+POLICY_UPDATES = "policy/optimizer_steps"
 # OpenRLHF 0.11.2's names of what an update gives (trainer/ray/ppo_actor.py, ppo_critic.py).
 LOSSES = (POLICY_LOSS, "critic_loss")
 GRADIENTS = (POLICY_GRADIENT, "critic_grad_norm")
@@ -56,7 +58,10 @@ class Learning:
             self._frozen = True
             return
         self._steps += 1
-        if POLICY_LOSS not in figures:
+        if not figures.get(POLICY_UPDATES, POLICY_LOSS in figures):
+            # Micro-batches that make no whole update are said elsewhere (training/updates.py).
+            if POLICY_LOSS in figures:
+                return
             yield from self._once(
                 "update",
                 f"step {step} did not update the policy, because its samples fill no micro-batch of each rank "
@@ -101,9 +106,9 @@ class Learning:
             return
         if self._steps:
             raise LearningError(
-                f"the run made {self._steps} steps, and none updated the policy: choose --train.micro_batch_size "
-                f"({self._args.train.micro_batch_size}) and --rollout.batch_size ({self._args.rollout.batch_size}) so "
-                "that a step's samples fill a micro-batch of each rank"
+                f"the run made {self._steps} steps, and none updated the policy: choose --train.batch_size "
+                f"({self._args.train.batch_size}), --train.micro_batch_size ({self._args.train.micro_batch_size}) and "
+                f"--rollout.batch_size ({self._args.rollout.batch_size}) so that a step's samples make an update"
             )
         if self._args.algo.dynamic_filtering_enable:
             low, high = self._args.algo.dynamic_filtering_range

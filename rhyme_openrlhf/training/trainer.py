@@ -180,8 +180,8 @@ class RhymeTraining(upstream.BasePPOTrainer):
         self._stage("train", global_steps + 1)
         started, before = time.monotonic(), self._updates.now()
         status: dict[str, Any] = super().ppo_train(global_steps)
-        self._warn(self._learning.updated(global_steps + 1, status))
         status |= self._updates.check(global_steps + 1, self.experience_maker.samples, before)
+        self._warn(self._learning.updated(global_steps + 1, status))
         # Of an emulated machine: 0 without --emulate.train_s.
         time.sleep(max(started + self.services.settings.emulate.train_s - time.monotonic(), 0))
         return status

@@ -12,6 +12,7 @@ from rhyme_openrlhf.telemetry.event_log import EventLog, read_events
 from rhyme_openrlhf.telemetry.events import (
     DraftGain,
     EngineInterval,
+    Note,
     Recorded,
     RolloutFinished,
     RunFinished,
@@ -125,6 +126,18 @@ def test_a_torn_record_on_disk_has_a_summary(tmp_path: Path, finished_run: list[
     assert summarize(read_events(path)) == summarize(finished_run)
     path.write_bytes(path.read_bytes()[:-10])
     assert summarize(read_events(path)) == summarize(finished_run[:-1])
+
+
+def test_each_warning_is_there_once_and_nothing_else_is(finished_run: list[Recorded]) -> None:
+    last = finished_run[-1]
+    notes = [
+        replace(last, event=Note(level, text))  # type: ignore[arg-type]
+        for level, text in [("warning", "step 1 taught nothing"), ("info", "x"), ("warning", "step 1 taught nothing")]
+    ]
+    before = summarize(finished_run).warnings
+    assert before == ("history worker 0\nis late",)
+    found = summarize([*finished_run, *notes])
+    assert found.to_dict()["warnings"] == (*before, "step 1 taught nothing")
 
 
 def test_dictionary_is_json_with_the_epochs(finished_run: list[Recorded]) -> None:

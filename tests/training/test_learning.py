@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from rhyme_openrlhf.training.learning import GRADIENTS, LOSSES, Learning, LearningError
+from rhyme_openrlhf.training.learning import GRADIENTS, LOSSES, POLICY_UPDATES, Learning, LearningError
 
 
 def arguments(dtype: str = "bf16", filtering: bool = False, freezing: int = -1) -> SimpleNamespace:
     return SimpleNamespace(
         ds=SimpleNamespace(param_dtype=dtype),
         critic=SimpleNamespace(freezing_steps=freezing),
-        train=SimpleNamespace(micro_batch_size=8),
+        train=SimpleNamespace(micro_batch_size=8, batch_size=16),
         rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4),
         algo=SimpleNamespace(dynamic_filtering_enable=filtering, dynamic_filtering_range=(0.0, 1.0)),
     )
@@ -46,6 +46,16 @@ def test_a_step_without_an_update_is_a_warning_once_and_a_run_of_them_has_failed
     with pytest.raises(LearningError, match="made 3 steps, and none updated the policy"):
         sut.run_ended()
     list(sut.updated(4, GOOD))
+    sut.run_ended()
+
+
+def test_micro_batches_without_an_optimizer_step_are_no_update() -> None:
+    """A run of one step of 12 samples with --train.batch_size 16: there is a loss, and the weights are as they were."""
+    sut = Learning(arguments())
+    assert not list(sut.updated(1, GOOD | {"actor_grad_norm": 0.0, POLICY_UPDATES: 0.0}))
+    with pytest.raises(LearningError, match=r"made 1 steps, and none updated .* --train.batch_size \(16\)"):
+        sut.run_ended()
+    list(sut.updated(2, GOOD | {POLICY_UPDATES: 1.0}))
     sut.run_ended()
 
 
