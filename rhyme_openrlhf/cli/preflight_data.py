@@ -1,7 +1,7 @@
 """Checks of people's data before anything is started: data sets, splits, templates, the tokenizer, every row.
 
-Upstream's loaders, templates and tokenizers raise whatever they meet, so what they read is wrapped as a whole: any
-exception becomes one sentence that names the flag and, where there is one, the row (from 1).
+Upstream's loaders, templates and tokenizers raise any exception, so they are wrapped as a whole. An exception becomes
+one sentence that names the flag and, where there is one, the row (from 1).
 
 Invariant: after `check_data`, every row that the run will use is a text that gives at least one token of the model's,
 and leaves room for a response.

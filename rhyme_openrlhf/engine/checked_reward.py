@@ -5,7 +5,7 @@ and trains on NaN. A server has upstream's own limit: five attempts of 180 s eac
 `utils/agent.py`.
 
 Invariant: a sample leaves with a finite reward, or generating it fails with a RewardError that names the reward
-function and the prompt, whatever the function raises. What a right reward function returns is not changed.
+function and the prompt, also where the function raises SystemExit. What a right reward function returns is not changed.
 """
 
 from __future__ import annotations

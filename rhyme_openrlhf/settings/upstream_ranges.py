@@ -52,7 +52,7 @@ POSITIVE = Range(0, open_low=True)
 SHARE = Range(0, 1)
 # Of an Adam or Muon optimizer.
 MOMENTUM = Range(0, 1, open_high=True)
-# Every so many steps; -1: never.
+# A number of steps; -1: never.
 PERIOD = Range(1, or_else=-1)
 # OpenRLHF's scripts give 0 GPUs to models that a run does not have.
 GPUS = NOT_NEGATIVE

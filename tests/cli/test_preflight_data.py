@@ -1,4 +1,4 @@
-"""People's data, whatever is in it: one sentence that names the flag and the row, or a run."""
+"""People's data with anything in it: one sentence that names the flag and the row, or a run."""
 
 from __future__ import annotations
 
