@@ -250,7 +250,7 @@ def start(fault: Fault, folder: Path) -> Run:
     argv = [*arguments(str(folder / "checkpoints")), *shlex.split(SMALL), "--ckpt.save_steps", "100"]
     argv += ["--run.dir", str(folder / "run")]
     if fault.reward:
-        argv += ["--reward.remote_url", str(reward)]
+        argv += ["--reward.remote_url", str(reward), "--limits.reward_s", "15"]
     command = fault.wrap([sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv])
     output = folder / "output.log"
     with output.open("w") as file:
