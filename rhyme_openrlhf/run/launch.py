@@ -1,12 +1,14 @@
 """One training run from checked arguments to summary: Ray, services, OpenRLHF's training, the run record.
 
 Invariants:
-- Once the run directory exists, every ending writes a RunFinished event, a summary and the processes' logs.
+- Once the run has started, every ending writes a RunFinished event, a summary and the processes' logs, as far as
+  each can be done (run/ending.py). The terminal gets the reason in any case, and the exit code is the training's.
 - Every process that this module starts is stopped here, also when this process is killed (run/reaper.py).
 """
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import shutil
@@ -17,6 +19,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
+from io import BufferedWriter, TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -27,6 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
 from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.run.ending import Ending, LossyFile, Outcome, Reserve, outcome_of, say, tell
 from rhyme_openrlhf.run.reaper import finish, start_reaper
 from rhyme_openrlhf.run.reporting import Reporting, SystemWatch
 from rhyme_openrlhf.run.resources import SPARE_CPUS, required_gpus, shortage
@@ -37,20 +42,13 @@ from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.redaction import redact_command, redact_config
 from rhyme_openrlhf.telemetry.event_log import follow, read_events
-from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
+from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted
 from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.recorder import Recorder
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
-from rhyme_openrlhf.telemetry.summary import render, summarize
+from rhyme_openrlhf.telemetry.summary import UNFINISHED, render, summarize
 from rhyme_openrlhf.training.failure import (
-    STOPPED_ON_REQUEST,
-    TERMINATED,
-    TERMINATED_CODE,
-    TERMINATED_IN_ORDER,
-    Interrupted,
-    is_stop_request,
-    one_sentence,
     unmasked_interruptions,
 )
 from rhyme_openrlhf.training.resume import prepare
@@ -58,6 +56,8 @@ from rhyme_openrlhf.training.resume import prepare
 SOURCE = "driver"
 # The descriptor.
 STDERR = 2
+# In the run's logs, to Ray's own while the run goes on.
+RAY_LINK = "ray"
 # As Ray writes a job that is not known yet.
 NO_JOB = "ffffffff"
 # Of the actor, in the namespace that each run has for itself.
@@ -109,80 +109,98 @@ def run_training(
     settings = dataclasses.replace(settings, control=settings.control.with_uids())
     checkpoints, notes = prepare(args, prompts)
     run = make_run_directory(settings.run.dir, settings.run.name, started)
-    run.link_checkpoints(args.ckpt.path)
     job = _Job(args, settings, prompts, layouts, on_gpus, command, checkpoints, run, started)
-    run.write_json("config.json", _config(job))
+    try:
+        run.link_checkpoints(args.ckpt.path)
+        run.write_json("config.json", _config(job))
+    except OSError as error:
+        raise LaunchError(f"--run.dir {run.path} takes no files: {error.strerror}") from error
+    ending = Ending()
     reaper = start_reaper(os.getpid())
     reporting = Reporting(run, settings.control, reaper)
     try:
-        return _run(job, notes)
+        return _run(job, notes, ending)
     finally:
-        reporting.close()
-        finish(reaper)
-        reporting.wait()
+        ending.part("have the last events reported", reporting.close)
+        ending.part("end the processes that are left", lambda: finish(reaper))
+        ending.part("wait for the reporter", reporting.wait)
 
 
-def _run(job: _Job, notes: list[str]) -> int:
+@dataclass
+class _Started:
+    """The parts of a run that are started so far, which its ending ends."""
+
+    session: Path | None = None
+    ray_job: str = ""
+    recorder: Any = None
+    services: RunServices | None = None
+    supervisor: Supervisor | None = None
+    system: SystemWatch | None = None
+    display: _Display | None = None
+
+
+def _run(job: _Job, notes: list[str], ending: Ending) -> int:
     run = job.run
     if job.settings.run.progress != "off":
         # There is no event log to show yet.
         print(f"rhyme train: starting Ray for {run.path}", file=sys.stderr)
-    session = _start_ray(job)
-    (run.logs / "ray").symlink_to(session / "logs")
-    status: RunStatus = "failed"
-    message, code = "", 1
-    display = threading.Thread()
-    recorder = supervisor = system = services = None
+    started = _Started()
+    outcome = Outcome("succeeded", "", 0)
+    failure: BaseException | None = None
     termination = Termination(run.stop_request, job.settings.limits.sigterm_s)
+    reserve = ending.part("keep room for the run's last words", lambda: Reserve(run.path))
     try:
-        _check_gpus(job.args)
-        recorder = _start_recorder(job)
-        services = _services(job, recorder)
-        supervisor = _start_supervisor(job, session, services, termination)
-        system = SystemWatch(services, run.path, supervisor.names)
-        system.start()
-        display = _start_display(run, job.settings.run.progress)
-        services.record(_run_started(job, services), SOURCE)
-        for note in (f"run directory {run.path}", *_reported(job), *notes, _starting(job)):
-            services.record(Note("info", note), SOURCE)
-        _train(job.args, services, run, supervisor)
-        status, message, code = "succeeded", "", 0
-    except LaunchError as error:
-        message = str(error)
-        raise
-    except Interrupted:
-        # Processes that were told to end die before they are asked for.
-        if supervisor is not None and supervisor.fault and not termination.requested:
-            message = supervisor.fault
-        else:
-            status, message, code = "stopped", TERMINATED, TERMINATED_CODE
-    except KeyboardInterrupt:
-        status, message, code = "stopped", "interrupted", 130
-    except (ray.exceptions.RayError, RuntimeError, ValueError, OSError, AssertionError) as error:
-        if is_stop_request(error):
-            status, message, code = "stopped", STOPPED_ON_REQUEST, 0
-            if termination.requested:
-                message, code = TERMINATED_IN_ORDER, TERMINATED_CODE
-        elif termination.requested:
-            status, message, code = "stopped", f"{TERMINATED} ({one_sentence(error)})", TERMINATED_CODE
-        else:
-            message = (supervisor.explain() if supervisor is not None else "") or one_sentence(error)
-            (run.logs / "driver-error.log").write_text(traceback.format_exc())
-    finally:
-        termination.close()
-        if system is not None:
-            system.stop()
-        if supervisor is not None:
-            supervisor.stop()
-        if services is not None:
-            stop_history_workers(services.history_workers)
-        _finish(run, recorder, RunFinished(status, message, time.time() - job.started), display)
-        jobs = _jobs()
-        ray.shutdown()
-        _keep_logs(session, run, jobs)
-    if status != "succeeded":
-        print(f"rhyme train: {status}: {message} (logs: {run.logs})", file=sys.stderr)
-    return code
+        try:
+            supervisor, services = _start(job, notes, started, termination)
+            _train(job.args, services, run, supervisor)
+        finally:
+            # What comes from now on interrupts no ending.
+            termination.close()
+    # Upstream, and people's code in it, raise anything, SystemExit included: each is this run's end, and is told.
+    except BaseException as error:  # noqa: BLE001
+        failure = error
+    if reserve is not None:
+        ending.part("release the room for the run's last words", reserve.release)
+    if isinstance(failure, LaunchError):
+        outcome = Outcome("failed", str(failure), 1)
+    elif failure is not None:
+        outcome = outcome_of(failure, termination.requested, partial(_fault, started.supervisor, ending))
+        text = "".join(traceback.format_exception(failure))
+        if outcome.status == "failed":
+            ending.part("write driver-error.log", lambda: (run.logs / "driver-error.log").write_text(text))
+    _end(run, started, RunFinished(outcome.status, outcome.message, time.time() - job.started), ending)
+    if isinstance(failure, LaunchError):
+        raise failure
+    if outcome.status != "succeeded":
+        tell(f"{outcome.status}: {outcome.message} (logs: {run.logs})")
+    return outcome.code
+
+
+def _start(job: _Job, notes: list[str], started: _Started, termination: Termination) -> tuple[Supervisor, RunServices]:
+    """Start what a run needs beside OpenRLHF's own actors; `started` has at every moment what there is to end."""
+    run = job.run
+    session = started.session = _start_ray(job)
+    termination.install()
+    started.ray_job = ray.get_runtime_context().get_job_id()
+    (run.logs / RAY_LINK).symlink_to(session / "logs")
+    _check_gpus(job.args)
+    recorder = started.recorder = _start_recorder(job)
+    services = started.services = _services(job, recorder)
+    supervisor = started.supervisor = _start_supervisor(job, session, services, termination)
+    started.system = SystemWatch(services, run.path, supervisor.names)
+    started.system.start()
+    started.display = _Display(run, job.settings.run.progress)
+    services.record(_run_started(job, services), SOURCE)
+    for note in (f"run directory {run.path}", *_reported(job), *notes, _starting(job)):
+        services.record(Note("info", note), SOURCE)
+    return supervisor, services
+
+
+def _fault(supervisor: Supervisor | None, ending: Ending) -> str:
+    """Return the supervisor's explanation of a failure, or ""; it asks Ray, which may be what failed."""
+    if supervisor is None:
+        return ""
+    return supervisor.fault or ending.part("look for processes that died", supervisor.explain) or ""
 
 
 def _start_supervisor(job: _Job, session: Path, services: RunServices, termination: Termination) -> Supervisor:
@@ -196,7 +214,6 @@ def _start_supervisor(job: _Job, session: Path, services: RunServices, terminati
     )
     for number, worker in enumerate(services.history_workers):
         supervisor.name(worker, f"history worker {number}")
-    termination.install()
     supervisor.start()
     return supervisor
 
@@ -270,23 +287,27 @@ def _services(job: _Job, recorder: Any) -> RunServices:
     )
 
 
-def _start_display(run: RunDirectory, mode: str) -> threading.Thread:
-    """Show the run on the terminal until its RunFinished event."""
+class _Display:
+    """Shows the run on the terminal, from now until its RunFinished event or `stop`."""
 
-    # Fixed now: while OpenRLHF runs, what it prints is led to a file.
-    terminal = sys.stdout
+    def __init__(self, run: RunDirectory, mode: str) -> None:
+        # Fixed now: while OpenRLHF runs, what it prints is led to a file.
+        self._terminal = sys.stdout
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._show, args=(run, mode), name="display", daemon=True)
+        self._thread.start()
 
-    def show() -> None:
-        finished = threading.Event()
-        with make_display(mode, terminal) as display:
-            for recorded in follow(run.events, finished.is_set):
+    def stop(self) -> None:
+        """Show what is recorded by now, and end. The last event may be missing: a full disk has refused it."""
+        self._finished.set()
+        self._thread.join()
+
+    def _show(self, run: RunDirectory, mode: str) -> None:
+        with make_display(mode, self._terminal) as display:
+            for recorded in follow(run.events, self._finished.is_set):
                 display.show(recorded)
                 if isinstance(recorded.event, RunFinished):
-                    finished.set()
-
-    thread = threading.Thread(target=show, name="display", daemon=True)
-    thread.start()
-    return thread
+                    self._finished.set()
 
 
 def _run_started(job: _Job, services: RunServices) -> RunStarted:
@@ -342,7 +363,8 @@ def _children_print_to(log: TextIO) -> Iterator[None]:
 
 def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supervisor: Supervisor) -> None:
     # What OpenRLHF, vLLM and DeepSpeed print when they are imported and run is the log's, not the terminal's.
-    with (run.logs / "driver.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
+    lossy = TextIOWrapper(BufferedWriter(LossyFile(run.logs / "driver.log", "w")), "utf-8", line_buffering=True)
+    with lossy as log, redirect_stdout(log), redirect_stderr(log):
         with _children_print_to(log), kept_for_good():
             from rhyme_openrlhf.run import placement
 
@@ -354,40 +376,81 @@ def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supe
             placement.train(args)
 
 
-def _finish(run: RunDirectory, recorder: Any, finished: RunFinished, display: threading.Thread) -> None:
-    """Close the record and write the summary; works with the recorder gone."""
-    if recorder is not None:
-        try:
-            ray.get(recorder.write.remote(finished, SOURCE, time.time()), timeout=RECORDER_TIMEOUT_SECONDS)
-            ray.get(recorder.close.remote(), timeout=RECORDER_TIMEOUT_SECONDS)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            print(f"rhyme train: the event log could not be closed: {error}", file=sys.stderr)
-    if display.ident is not None:
-        display.join(timeout=RECORDER_TIMEOUT_SECONDS)
-    if run.events.exists():
-        summary = summarize(read_events(run.events))
-        run.write_json("summary.json", summary.to_dict())
-        print(render(summary, str(run.path)))
+def _end(run: RunDirectory, started: _Started, finished: RunFinished, ending: Ending) -> None:
+    """End what was started, close the record, write the summary and keep the logs; each as far as it can be done."""
+    if started.system is not None:
+        ending.part("stop the system probe", started.system.stop)
+    if started.supervisor is not None:
+        ending.part("stop the supervisor", started.supervisor.stop)
+    if started.services is not None:
+        workers = started.services.history_workers
+        ending.part("stop the history workers", lambda: stop_history_workers(workers))
+    if started.recorder is not None:
+        _close_record(started.recorder, finished, ending)
+    if started.display is not None:
+        ending.part("show the last events", started.display.stop)
+    _summarize(run, finished, ending)
+    if started.session is None:
+        # Ray may have begun to start.
+        ending.part("end Ray", ray.shutdown)
+        return
+    session, jobs = started.session, ending.part("find the processes of engines of several ranks", _jobs)
+    ending.part("end Ray", ray.shutdown)
+    if "end Ray" in ending.failed:
+        # Python would wait for it again.
+        atexit.unregister(ray.shutdown)
+    ending.part("keep the logs of the run's processes", lambda: _keep_logs(session, run, jobs or [started.ray_job]))
+
+
+def _close_record(recorder: Any, finished: RunFinished, ending: Ending) -> None:
+    """Write the last event and close the event log. What the recorder does not do in time is left."""
+
+    def answer(reference: Any) -> None:
+        ray.get(reference, timeout=RECORDER_TIMEOUT_SECONDS)
+
+    ending.part("record the end of the run", lambda: answer(recorder.write.remote(finished, SOURCE, time.time())))
+    ending.part("close the event log", lambda: answer(recorder.close.remote()))
+
+
+def _summarize(run: RunDirectory, finished: RunFinished, ending: Ending) -> None:
+    """Write the summary and print it; the end of the run is in it, also where the record could not take that."""
+    if not run.events.exists():
+        return
+    summary = ending.part("read the event log for the summary", lambda: summarize(read_events(run.events)))
+    if summary is None:
+        return
+    if summary.status == UNFINISHED:
+        tell(f"the event log lacks the end of the run (disk full?): {run.events}")
+        summary = dataclasses.replace(
+            summary, status=finished.status, message=finished.message, seconds=finished.seconds
+        )
+    written = summary
+    ending.part("write summary.json", lambda: run.write_json("summary.json", written.to_dict()))
+    ending.part("print the summary", lambda: say(render(written, str(run.path))))
 
 
 def _jobs() -> list[str]:
     """Return the Ray jobs whose processes are the run's: its own, and those of engines of several ranks."""
-    own = ray.get_runtime_context().get_job_id()
-    try:
-        return [own, *rank_jobs()]
-    except (ray.exceptions.RayError, RuntimeError) as error:
-        print(f"rhyme train: the logs of tensor-parallel ranks are not kept: {one_sentence(error)}", file=sys.stderr)
-        return [own]
+    return [ray.get_runtime_context().get_job_id(), *rank_jobs()]
 
 
 def _keep_logs(session: Path, run: RunDirectory, jobs: Sequence[str]) -> None:
-    """Copy what the processes of these jobs printed out of Ray's session directory, which Ray will clean."""
-    link = run.logs / "ray"
-    link.unlink(missing_ok=True)
+    """Copy what the processes of these jobs printed out of Ray's session directory, which Ray will clean.
+
+    Raises OSError when some could not be copied, after all the others; the link to Ray's directory then stays.
+    """
+    refused: list[tuple[Path, OSError]] = []
     # On a shared cluster there are those of other jobs too.
-    for log in (session / "logs").glob("worker-*"):
-        if _job_of(log) in jobs:
-            shutil.copy2(log, run.logs / log.name)
+    for log in sorted((session / "logs").glob("worker-*")):
+        try:
+            if _job_of(log) in jobs:
+                shutil.copy2(log, run.logs / log.name)
+        except OSError as error:
+            refused.append((log, error))
+    if refused:
+        first, why = refused[0]
+        raise OSError(f"{len(refused)} of them stay in {first.parent}: {why.strerror} ({first.name})")
+    (run.logs / RAY_LINK).unlink(missing_ok=True)
 
 
 def _job_of(log: Path) -> str:

@@ -10,6 +10,7 @@
 - `checkpoints`: link to `--ckpt.path`
 - `reporter.json`: how far the reporter has sent the events; with `--control.url` only
 - `stop-request.json`: present if the run is to stop; the trainer looks for it between two steps
+- `.reserve`: room on the disk for the last event, the traceback and the summary, while the run lasts (run/ending.py)
 
 Invariants: an existing run is never written into; a directory that is not new or empty is refused. Only the standard
 library is imported, so that the reporter starts at once.
