@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedWriter, TextIOWrapper
@@ -447,6 +447,9 @@ def _keep_logs(session: Path, run: RunDirectory, jobs: Sequence[str]) -> None:
                 shutil.copy2(log, run.logs / log.name)
         except OSError as error:
             refused.append((log, error))
+            # The whole one is where the link leads.
+            with suppress(OSError):
+                (run.logs / log.name).unlink()
     if refused:
         first, why = refused[0]
         raise OSError(f"{len(refused)} of them stay in {first.parent}: {why.strerror} ({first.name})")
