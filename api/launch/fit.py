@@ -22,7 +22,7 @@ from rhyme_openrlhf.api.launch.spec import (
     value_of,
 )
 from rhyme_openrlhf.run import resources
-from rhyme_openrlhf.run.model_shape import ModelShape
+from rhyme_openrlhf.run.model_shape import Shapes
 
 # More than these are not compared by a reader.
 MOST_PROPOSALS = 4
@@ -61,42 +61,42 @@ class Change:
         return {f"{group}.{name}": value for group, name, value in self.values}
 
 
-def lack(arguments: Arguments, shape: ModelShape | None, gpus: Gpus) -> str:
+def lack(arguments: Arguments, shapes: Shapes | None, gpus: Gpus) -> str:
     """Return what keeps the run from fitting, in one sentence; "" where it fits or nothing is known of the GPUs."""
     needed = gpus_needed(arguments)
     if gpus.count is not None and needed > gpus.count:
         return f"The run needs {needed} GPUs, but the cluster has {gpus.count}."
-    if shape is None or gpus.memory is None:
+    if shapes is None or gpus.memory is None:
         return ""
-    found = resources.plan(shape, resources.layout_of(upstream_arguments(arguments)), gpus.memory)
+    found = resources.plan(shapes, resources.layout_of(upstream_arguments(arguments)), gpus.memory)
     short = next((gpu.lack for gpu in found.gpus if gpu.lack), "")
     return f"{short[:1].upper()}{short[1:]}." if short else ""
 
 
-def proposals(arguments: Arguments, shape: ModelShape | None, gpus: Gpus) -> list[Change]:
+def proposals(arguments: Arguments, shapes: Shapes | None, gpus: Gpus) -> list[Change]:
     """Return the nearest changes that make checked arguments fit; none where they fit, or where none was found."""
-    if not lack(arguments, shape, gpus):
+    if not lack(arguments, shapes, gpus):
         return []
     kinds = [list(kind) for kind in _kinds(arguments, gpus)]
-    alone = [found for kind in kinds if (found := _first(arguments, shape, gpus, kind))]
+    alone = [found for kind in kinds if (found := _first(arguments, shapes, gpus, kind))]
     if alone:
         return alone[:MOST_PROPOSALS]
     together = []
     for one, other in itertools.combinations(kinds, 2):
         amounts = itertools.islice(itertools.product(one, other), MOST_PAIRS)
         pairs = [_both(first, second) for first, second in amounts]
-        if found := _first(arguments, shape, gpus, pairs):
+        if found := _first(arguments, shapes, gpus, pairs):
             together.append(found)
         if len(together) == MOST_PROPOSALS:
             break
     return together
 
 
-def _first(arguments: Arguments, shape: ModelShape | None, gpus: Gpus, changes: Sequence[Change]) -> Change | None:
-    return next((change for change in changes if _fits(arguments, shape, gpus, change)), None)
+def _first(arguments: Arguments, shapes: Shapes | None, gpus: Gpus, changes: Sequence[Change]) -> Change | None:
+    return next((change for change in changes if _fits(arguments, shapes, gpus, change)), None)
 
 
-def _fits(arguments: Arguments, shape: ModelShape | None, gpus: Gpus, change: Change) -> bool:
+def _fits(arguments: Arguments, shapes: Shapes | None, gpus: Gpus, change: Change) -> bool:
     edits: dict[str, dict[str, Any]] = {}
     for group, name, value in change.values:
         edits.setdefault(group, {})[name] = value
@@ -105,9 +105,9 @@ def _fits(arguments: Arguments, shape: ModelShape | None, gpus: Gpus, change: Ch
     if gpus.count is not None and resources.required_gpus(asked) > gpus.count:
         return False
     if (
-        shape is not None
+        shapes is not None
         and gpus.memory is not None
-        and not resources.fits(shape, resources.layout_of(asked), gpus.memory)
+        and not resources.fits(shapes, resources.layout_of(asked), gpus.memory)
     ):
         return False
     try:

@@ -66,7 +66,7 @@ def _run(argv: list[str]) -> Run:
     args = upstream.parse(argv)
     preflight.check_engines(args)
     model = model_shape.named_by_command(args.actor.model_name_or_path)
-    return Run(args, model_shape.read_shape(model), model_shape.is_hybrid(model_shape.read_config(model)))
+    return Run(args, model_shape.shapes_of(args), model_shape.is_hybrid(model_shape.read_config(model)))
 
 
 def as_text(checks: list[Check], uses: list[Verdict]) -> str:

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import resources
-from rhyme_openrlhf.run.model_shape import ModelShape
+from rhyme_openrlhf.run.model_shape import Shapes
 from rhyme_openrlhf.run.resources import MemoryPlan, required_gpus, shortage
 from rhyme_openrlhf.verify import record
 
@@ -79,15 +79,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is to be checked: its arguments, its policy's shape (None: not known), and whether it is hybrid."""
+    """A run that is to be checked: its arguments, its models' shapes (None: no plan), and whether it is hybrid."""
 
     args: SimpleNamespace
-    shape: ModelShape | None
+    shapes: Shapes | None
     hybrid: bool
 
     def plan(self, size: int | None) -> MemoryPlan | None:
         """Return the memory plan for GPUs of this size; None for a model of unknown shape."""
-        return None if self.shape is None else resources.plan(self.shape, resources.layout_of(self.args), size)
+        return None if self.shapes is None else resources.plan(self.shapes, resources.layout_of(self.args), size)
 
 
 def requirement_of(facts: Facts, holder: str, name: str, extra: str = "") -> SpecifierSet | None:
@@ -254,7 +254,7 @@ def _of_run(facts: Facts, run: Run) -> list[Check]:
         return [*checks, Check(f"{THIS_RUN}memory", found, "a model that is known here", UNVERIFIED)]
     for gpu in plan.gpus:
         size = "not known" if gpu.size is None else resources.memory(gpu.size)
-        state = SMALL if gpu.lack else OK if gpu.size is not None else UNVERIFIED
+        state = SMALL if gpu.lack else OK if gpu.size is not None and not gpu.unknown else UNVERIFIED
         wanted = f"{resources.memory(gpu.least)} or more"
         checks.append(Check(f"{THIS_RUN}GPU of {gpu.name}", size, wanted, state, gpu.mend))
     wanted_shm = next(need.size for need in plan.nodes if need.what == resources.SHM)

@@ -19,7 +19,7 @@ from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.engine_errors import last_line
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
-from rhyme_openrlhf.run.resources import ENGINES, Share, required_gpus, shortage
+from rhyme_openrlhf.run.resources import ENGINES, Share, required_gpus, shortage, waits_for_gpus
 
 # A worker starts and imports torch from a shared disk.
 ANSWER_SECONDS = 120
@@ -48,16 +48,20 @@ def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
         return ""
     found = nvidia.read()
     nodes = _cluster_nodes() if cluster else [_visible_gpus(found)]
-    lack = shortage(args, sum(nodes))
-    if lack:
+    there = sum(nodes)
+    # A cluster without any GPU would train as a machine without one, on all nodes that join later.
+    waits = waits_for_gpus(args, there) if cluster and there else ""
+    if not waits and (lack := shortage(args, there)):
         raise PreflightError(lack)
-    said = _across_nodes(args, nodes)
+    said = [waits or _across_nodes(args, nodes)]
+    if on_gpus:
+        said.append(_unplanned(args))
     if on_gpus and cluster:
-        said = ". ".join(filter(None, [said, *check_nodes(args)]))
+        said += check_nodes(args, may_grow=bool(waits))
     elif on_gpus:
         _check_compiler()
         _check_memory(args, resources.layout_of(args), nvidia.smallest_memory(found))
-    return said
+    return ". ".join(filter(None, said))
 
 
 def check_engines_alone(args: SimpleNamespace, engines: int, on_gpus: bool) -> None:
@@ -136,13 +140,17 @@ def _check_memory(args: SimpleNamespace, layout: resources.Layout, size: int | N
 
 def _memory_problem(args: SimpleNamespace, layout: resources.Layout, size: int | None) -> str:
     """Return why the run does not fit into GPUs of `size` bytes; "" where it does, or nothing is known."""
-    shape = _shape(args)
+    shapes = model_shape.shapes_of(args)
     # Engines of several layouts are planned by preflight_layouts.
-    return "" if shape is None or args.tp_switch.enable else resources.plan(shape, layout, size).problem
+    return "" if shapes is None or args.tp_switch.enable else resources.plan(shapes, layout, size).problem
 
 
-def _shape(args: SimpleNamespace) -> model_shape.ModelShape | None:
-    return model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
+def _unplanned(args: SimpleNamespace) -> str:
+    """Return a sentence on the models whose memory nothing here knows; "" where all are planned."""
+    shapes = model_shape.shapes_of(args)
+    if shapes is None:
+        return resources.no_shape(args.actor.model_name_or_path)
+    return resources.plan(shapes, resources.layout_of(args)).unknown
 
 
 def facts() -> NodeFacts:
@@ -157,11 +165,14 @@ def facts() -> NodeFacts:
     return NodeFacts(broken, nvidia.smallest_memory(found), shutil.disk_usage(resources.SHM).total)
 
 
-def check_nodes(args: SimpleNamespace, timeout_s: float = ANSWER_SECONDS) -> list[str]:
-    """Return a sentence for each node that does not do where the others have GPUs enough; raise PreflightError else."""
+def check_nodes(args: SimpleNamespace, timeout_s: float = ANSWER_SECONDS, may_grow: bool = False) -> list[str]:
+    """Return a sentence for each node that does not do where the others have GPUs enough; raise PreflightError else.
+
+    `may_grow`: the run waits for nodes anyway, which may be other ones, so nothing is refused.
+    """
     judged = [(node, gpus, _problem(args, answer)) for node, gpus, answer in _answers(timeout_s)]
     problems = [f"node {node}: {problem}" for node, _, problem in judged if problem]
-    if problems and sum(gpus for _, gpus, problem in judged if not problem) < required_gpus(args):
+    if problems and not may_grow and sum(gpus for _, gpus, problem in judged if not problem) < required_gpus(args):
         raise PreflightError(problems[0])
     return [f"{problem} (if Ray places a part of the run there)" for problem in problems]
 
@@ -198,10 +209,10 @@ def _answers(timeout_s: float) -> list[tuple[str, int, NodeFacts]]:
 
 def _problem(args: SimpleNamespace, node: NodeFacts) -> str:
     """Return why a run cannot have this node's GPUs, in one sentence; "" where it can."""
-    shape, layout = _shape(args), resources.layout_of(args)
-    if node.broken or shape is None:
+    shapes, layout = model_shape.shapes_of(args), resources.layout_of(args)
+    if node.broken or shapes is None:
         return node.broken
-    wanted = resources.shared_memory(shape, layout)
+    wanted = resources.shared_memory(shapes.policy, layout)
     if layout.buffer and wanted > node.shm:
         return (
             f"/dev/shm has {resources.memory(node.shm)}, but the weight buffer needs {resources.memory(wanted)}: "

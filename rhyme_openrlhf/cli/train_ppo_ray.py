@@ -64,8 +64,8 @@ def main(argv: list[str]) -> int:
 
 def _print_plan(args: SimpleNamespace) -> int:
     """Print the memory plan; 2 with one sentence where there is none, or the run does not fit."""
-    shape = model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
-    if shape is None:
+    shapes = model_shape.shapes_of(args)
+    if shapes is None:
         return _refuse(resources.no_shape(args.actor.model_name_or_path))
     from rhyme_openrlhf.cli import preflight
 
@@ -74,7 +74,7 @@ def _print_plan(args: SimpleNamespace) -> int:
     except preflight.PreflightError as error:
         return _refuse(error)
     size = int(args.plan * 2**30) if args.plan else nvidia.smallest_memory(nvidia.read())
-    found = resources.plan(shape, resources.layout_of(args), size)
+    found = resources.plan(shapes, resources.layout_of(args), size)
     print(resources.as_text(found))
     return _refuse(found.problem) if found.problem else 0
 

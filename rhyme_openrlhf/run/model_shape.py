@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # Weights, keys and values: 16 bits a number.
@@ -41,7 +42,8 @@ class ModelShape:
     """A decoder as far as memory goes. `name` as profiles call it (`latency/profile.py`).
 
     `layers`: those whose KV cache grows with the whole sequence. `latent`: numbers of a token's compressed keys and
-    values in a layer (multi-head latent attention); 0 where each head has its own.
+    values in a layer (multi-head latent attention); 0 where each head has its own. `head`: parameters of the output
+    layer, where it is not the embeddings; critic and reward model have none.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ModelShape:
     head_size: int
     vocabulary: int
     latent: int = 0
+    head: int = 0
 
     def kv_bytes(self, tensor_parallel: int) -> int:
         """Keys and values of one token in all layers, on one GPU."""
@@ -58,6 +61,15 @@ class ModelShape:
             # Every rank has all of it: no head has a part of its own.
             return self.layers * self.latent * WEIGHT_BYTES
         return 2 * self.layers * max(self.kv_heads // tensor_parallel, 1) * self.head_size * WEIGHT_BYTES
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of a run's models; None: not known. Engines and reference model are copies of the policy."""
+
+    policy: ModelShape
+    critic: ModelShape | None = None
+    reward: ModelShape | None = None
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
@@ -79,12 +91,12 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
         return None
     if inner is None:
         return None
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    parameters = layers * (attention + 2 * hidden) + inner + embeddings + hidden
+    head = 0 if config.get("tie_word_embeddings") else vocabulary * hidden
+    parameters = layers * (attention + 2 * hidden) + inner + vocabulary * hidden + head + hidden
     # A layer with a sliding window keeps few tokens: it counts as none.
     whole = layers - sum(kind == "sliding_attention" for kind in config.get("layer_types") or ())
     name = f"{architecture} {layers}x{hidden} heads {heads}/{kv_heads} vocabulary {vocabulary}"
-    return ModelShape(name, parameters, whole, kv_heads, size, vocabulary, latent)
+    return ModelShape(name, parameters, whole, kv_heads, size, vocabulary, latent, head)
 
 
 def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
@@ -127,6 +139,18 @@ def read_shape(model: str) -> ModelShape | None:
     `model` is checked (`spec_paths`): a directory below the roots, or a name.
     """
     return model_shape(read_config(model))
+
+
+def read_shapes(policy: str | None, critic: str | None = None, reward: str | None = None) -> Shapes | None:
+    """Return the shapes of a run's models, each read as `read_shape` does; None where the policy's is not known."""
+    known = [read_shape(model) if model else None for model in (policy, critic, reward)]
+    return None if known[0] is None else Shapes(known[0], *known[1:])
+
+
+def shapes_of(args: SimpleNamespace) -> Shapes | None:
+    """Return the shapes of the models that a command's arguments (upstream's, nested) name; None as `read_shapes`."""
+    nodes = (args.actor, args.critic, args.reward)
+    return read_shapes(*(named_by_command(node.model_name_or_path) for node in nodes))
 
 
 def read_config(model: str) -> Mapping[str, Any]:

@@ -3,8 +3,9 @@
 The number of GPUs (without any: pretended ones) follows the placement in OpenRLHF 0.11.2
 `cli/train_ppo_ray.py::train`. `rhyme train --plan`, `rhyme doctor`, the checks before a run and the New run page all
 show the memory plan. Weights, gradients and optimizer states follow the ZeRO paper's 16 bytes a parameter (Rajbhandari
-et al. 2020, section 3.1), keys and values the model's shape. Activations, CUDA graphs and buffers are left out, so a
-plan that does not fit never runs, and a plan that fits just so may still fail. Sizes in bytes.
+et al. 2020, section 3.1), keys and values the model's shape. A critic or reward model whose shape is not known is left
+out of the plan, which says so. Activations, CUDA graphs and buffers are left out, too, so a plan that does not fit
+never runs, and a plan that fits just so may still fail. Sizes in bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.engine.rows import reserved_rows
-from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape
+from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape, Shapes
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HISTORY
 from rhyme_openrlhf.settings.engine import VLLM_SAMPLES
@@ -72,6 +73,17 @@ def required_gpus(args: SimpleNamespace) -> int:
     return sum(share.gpus for share in shares(args))
 
 
+def waits_for_gpus(args: SimpleNamespace, there: int) -> str:
+    """Return one sentence where a run on a cluster that may grow needs more GPUs than are `there`, "" elsewhere."""
+    needed = required_gpus(args)
+    if needed <= there:
+        return ""
+    return (
+        f"the run asks for {needed} GPUs, but the cluster has {there} now: it waits until {needed - there} more join "
+        "(Ray's autoscaler, or a node that you start)"
+    )
+
+
 def shortage(args: SimpleNamespace, there: int) -> str:
     """Return one sentence where a run asks for more GPUs than are `there`, "" where they do."""
     needed = required_gpus(args)
@@ -113,16 +125,16 @@ _GIB = 2**30
 class Layout:
     """The settings of a run that decide about memory.
 
-    `weight_bytes`, `trained`: bytes of a policy's parameter, and the part of the parameters that is trained (LoRA: 0,
-    its own are few). `sequences`: samples that an engine runs at once. `rows`: rows of logits in its sampler.
-    `utilization`: the engine's part of a GPU.
+    `muon`: models that Muon trains. `weight_bytes`, `trained`: bytes of a model's parameter, and the part of the
+    parameters that is trained (LoRA: 0, its own are few). `sequences`: samples that an engine runs at once. `rows`:
+    rows of logits in its sampler. `utilization`: the engine's part of a GPU.
     """
 
     shares: tuple[Share, ...]
     sizes: Mapping[str, int]
     zero_stage: int = 2
     adam_offload: bool = False
-    optimizer_bytes: int = OPTIMIZER_BYTES
+    muon: frozenset[str] = frozenset()
     trained: float = 1.0
     weight_bytes: float = WEIGHT_BYTES
     policy_parallel: int = 1
@@ -136,6 +148,10 @@ class Layout:
     longest: int = 1
     history_gb: float = 0.0
     buffer: bool = True
+
+    def optimizer_bytes(self, model: str) -> int:
+        """Return bytes of the optimizer's states for each parameter."""
+        return MUON_BYTES if model in self.muon else OPTIMIZER_BYTES
 
 
 @dataclass(frozen=True)
@@ -159,7 +175,7 @@ class GpuPlan:
     `parts`: what lies on it. `least`: the smallest GPU's memory that holds the parts. `size`: the memory of the GPUs
     there are, None where it is not known. `lack`: that the parts do not fit, "" where they fit; `mend`: the flags that
     would make them fit. `samples`: samples of full length that the engine's KV cache holds, None without an engine or
-    without `size`.
+    without `size`. `unknown`: models of unknown shape on it, in words; `parts` has nothing of them.
     """
 
     share: Share
@@ -169,6 +185,7 @@ class GpuPlan:
     lack: str = ""
     mend: str = ""
     samples: float | None = None
+    unknown: tuple[str, ...] = ()
 
     @property
     def problem(self) -> str:
@@ -178,7 +195,11 @@ class GpuPlan:
     @property
     def name(self) -> str:
         """Return who shares the GPU, in words."""
-        return " + ".join(_NAMES[model] for model in self.share.models)
+        return _names(self.share)
+
+
+def _names(share: Share) -> str:
+    return " + ".join(_NAMES[model] for model in share.models)
 
 
 @dataclass(frozen=True)
@@ -203,6 +224,17 @@ class MemoryPlan:
         """Return why the run does not fit, in one sentence; "" where it fits."""
         return next((gpu.problem for gpu in self.gpus if gpu.problem), "")
 
+    @property
+    def unknown(self) -> str:
+        """Return one sentence on the models that the plan leaves out; "" where it has all."""
+        names = [name for gpu in self.gpus for name in gpu.unknown]
+        if not names:
+            return ""
+        return (
+            f"the memory plan leaves out the {' and the '.join(names)}: no config.json of a kind that it knows is on "
+            "this machine; download the model first, or name its directory"
+        )
+
 
 def no_shape(model: str | None) -> str:
     """Return one sentence that says why there is no plan of a model."""
@@ -216,7 +248,6 @@ def no_shape(model: str | None) -> str:
 def layout_of(args: SimpleNamespace) -> Layout:
     """Return what upstream's nested arguments, with ours among them, say about memory."""
     settings = RhymeSettings.from_namespace(args).with_transport(on_gpus=True, lora=args.ds.lora.rank > 0)
-    muon = getattr(args.actor, "optim", "adam") == "muon"
     return Layout(
         shares=tuple(shares(args)),
         sizes={
@@ -227,7 +258,7 @@ def layout_of(args: SimpleNamespace) -> Layout:
         },
         zero_stage=args.ds.zero_stage,
         adam_offload=args.ds.adam_offload,
-        optimizer_bytes=MUON_BYTES if muon else OPTIMIZER_BYTES,
+        muon=frozenset(name for name, node in (("actor", args.actor), ("critic", args.critic)) if node.optim == "muon"),
         trained=0.0 if args.ds.lora.rank else 1.0,
         weight_bytes=WEIGHT_BYTES / (4 if args.ds.load_in_4bit else 1),
         policy_parallel=args.ds.tensor_parallel_size,
@@ -252,52 +283,61 @@ def longest_draft(args: SimpleNamespace) -> int:
     return int(max(history, 0 if args.drafting.source == HISTORY else args.drafting.tokens))
 
 
-def plan(shape: ModelShape, layout: Layout, size: int | None = None) -> MemoryPlan:
+def plan(shapes: Shapes, layout: Layout, size: int | None = None) -> MemoryPlan:
     """Return the plan of a run whose GPUs have `size` bytes each, None where that is not known.
 
-    Critic and reward model count as large as the policy.
+    A critic or reward model of unknown shape is left out, and named in `MemoryPlan.unknown`.
     """
-    gpus = tuple(_gpu_plan(shape, layout, share, size) for share in layout.shares)
-    return MemoryPlan(shape, gpus, tuple(_nodes(shape, layout)))
+    gpus = tuple(_gpu_plan(shapes, layout, share, size) for share in layout.shares)
+    return MemoryPlan(shapes.policy, gpus, tuple(_nodes(shapes, layout)))
 
 
-def fits(shape: ModelShape, layout: Layout, size: int) -> bool:
+def fits(shapes: Shapes, layout: Layout, size: int) -> bool:
     """Return whether `plan` lacks nothing on GPUs of `size` bytes, without a search for flags that would mend it."""
-    return all(_least(shape, layout, _parts_of(shape, layout, share)) <= size for share in layout.shares)
+    return all(_least(layout, _parts_of(shapes, layout, share)) <= size for share in layout.shares)
 
 
-def _gpu_plan(shape: ModelShape, layout: Layout, share: Share, size: int | None) -> GpuPlan:
-    parts = _parts_of(shape, layout, share)
-    least, samples, lack, mend = _least(shape, layout, parts), None, "", ""
+def _gpu_plan(shapes: Shapes, layout: Layout, share: Share, size: int | None) -> GpuPlan:
+    parts = _parts_of(shapes, layout, share)
+    least, samples, lack, mend = _least(layout, parts), None, "", ""
     if size is not None:
         if ENGINES in share.models:
             fixed = sum(part.size for part in parts if part.model == ENGINES and part.what != _ONE_SAMPLE)
-            one = shape.kv_bytes(layout.tensor_parallel) * layout.longest
+            one = shapes.policy.kv_bytes(layout.tensor_parallel) * layout.longest
             samples = max(layout.utilization * size - fixed, 0.0) / one
         if least > size:
-            found = GpuPlan(share, parts, least)
             needed = "more memory than any GPU has" if math.isinf(least) else f"at least {memory(least)}"
-            lack = f"a GPU of the {found.name} needs {needed}, but has {memory(size)}"
-            mend = _mend(shape, layout, share, size)
-    return GpuPlan(share, parts, least, size, lack, mend, samples)
+            lack = f"a GPU of the {_names(share)} needs {needed}, but has {memory(size)}"
+            mend = _mend(shapes, layout, share, size)
+    unknown = tuple(_NAMES[model] for model in share.models if _shape(shapes, model) is None)
+    return GpuPlan(share, parts, least, size, lack, mend, samples, unknown)
 
 
-def _parts_of(shape: ModelShape, layout: Layout, share: Share) -> tuple[Part, ...]:
-    return tuple(part for model in share.models for part in _parts(shape, layout, share, model))
+def _shape(shapes: Shapes, model: str) -> ModelShape | None:
+    return {"critic": shapes.critic, "reward": shapes.reward}.get(model, shapes.policy)
+
+
+def _parts_of(shapes: Shapes, layout: Layout, share: Share) -> tuple[Part, ...]:
+    return tuple(part for model in share.models for part in _parts(shapes, layout, share, model))
 
 
 SHM = "/dev/shm"
 _ONE_SAMPLE = "KV cache of one sample at full length"
 
 
-def _parts(shape: ModelShape, layout: Layout, share: Share, model: str) -> Iterator[Part]:
+def _parts(shapes: Shapes, layout: Layout, share: Share, model: str) -> Iterator[Part]:
+    shape = _shape(shapes, model)
+    if shape is None:
+        return
     if model == ENGINES:
         parallel = layout.tensor_parallel
         yield Part(model, "weights", WEIGHT_BYTES * shape.parameters / parallel)
         yield Part(model, "rows of the sampler", layout.rows * shape.vocabulary * ROW_COPIES * ROW_NUMBER_BYTES)
         yield Part(model, _ONE_SAMPLE, shape.kv_bytes(parallel) * layout.longest)
         return
-    count, ranks = shape.parameters / layout.policy_parallel, layout.sizes[model] / layout.policy_parallel
+    # The value head of a critic or reward model is one row in place of the output layer.
+    whole = shape.parameters - (shape.head if model in ("critic", "reward") else 0)
+    count, ranks = whole / layout.policy_parallel, layout.sizes[model] / layout.policy_parallel
     stage = layout.zero_stage
 
     def part(each: float, sharded_from: int) -> float:
@@ -310,10 +350,10 @@ def _parts(shape: ModelShape, layout: Layout, share: Share, model: str) -> Itera
     yield Part(model, "weights", part(layout.weight_bytes, 3))
     yield Part(model, "gradients", part(GRADIENT_BYTES * layout.trained, 2))
     if not layout.adam_offload:
-        yield Part(model, "optimizer", part(layout.optimizer_bytes * layout.trained, 1))
+        yield Part(model, "optimizer", part(layout.optimizer_bytes(model) * layout.trained, 1))
 
 
-def _least(shape: ModelShape, layout: Layout, parts: Sequence[Part]) -> float:
+def _least(layout: Layout, parts: Sequence[Part]) -> float:
     """Return the memory of the smallest GPU that holds `parts`: while it trains, and while it generates."""
     engine = sum(part.size for part in parts if part.model == ENGINES)
     trainer = sum(part.size for part in parts if part.model != ENGINES)
@@ -338,27 +378,27 @@ def _over(size: float, part: float) -> float:
     return size / part if part > 0 else math.inf
 
 
-def _mend(shape: ModelShape, layout: Layout, share: Share, size: int) -> str:
+def _mend(shapes: Shapes, layout: Layout, share: Share, size: int) -> str:
     """Return the flags that would make a GPU's parts fit: one alone if possible, else as few of the cheapest."""
-    changes = list(_changes(shape, layout, share, size))
+    changes = list(_changes(shapes, layout, share, size))
     tried = [[change] for change in changes] + [changes[:count] for count in range(2, len(changes) + 1)]
     for chosen in tried:
         changed = layout
         for _, values in chosen:
             changed = dataclasses.replace(changed, **values)
         # A part of the GPU that was right for the unchanged layout may be wrong for the changed one.
-        changed, flag = _fitting_share(shape, changed, share, size)
-        if _least(shape, changed, _parts_of(shape, changed, share)) <= size:
+        changed, flag = _fitting_share(shapes, changed, share, size)
+        if _least(changed, _parts_of(shapes, changed, share)) <= size:
             flags = [name for name, _ in chosen] + ([flag] if flag else [])
             return f"{' '.join(flags)} would make it fit"
     return "no flag makes it fit on as many GPUs, so take more of them (--*.num_gpus_per_node) or larger ones"
 
 
-def _changes(shape: ModelShape, layout: Layout, share: Share, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _changes(shapes: Shapes, layout: Layout, share: Share, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield flags that take memory from a GPU of this share, the cheapest first, each with what it changes."""
     trains = {"actor", "critic"} & set(share.models)
     if ENGINES in share.models:
-        chosen, flag = _fitting_share(shape, layout, share, size)
+        chosen, flag = _fitting_share(shapes, layout, share, size)
         if flag:
             yield flag, {"utilization": chosen.utilization}
         if trains and not layout.engines_sleep:
@@ -376,7 +416,7 @@ def _changes(shape: ModelShape, layout: Layout, share: Share, size: int) -> Iter
     if ENGINES in share.models:
         gpus = share.gpus
         for parallel in (2, 4, 8):
-            if parallel > layout.tensor_parallel and gpus % parallel == 0 and shape.kv_heads % parallel == 0:
+            if parallel > layout.tensor_parallel and gpus % parallel == 0 and shapes.policy.kv_heads % parallel == 0:
                 engines = gpus // parallel
                 yield (
                     f"--vllm.tensor_parallel_size {parallel} --vllm.num_engines {engines}",
@@ -384,25 +424,28 @@ def _changes(shape: ModelShape, layout: Layout, share: Share, size: int) -> Iter
                 )
 
 
-def _fitting_share(shape: ModelShape, layout: Layout, share: Share, size: int) -> tuple[Layout, str]:
+def _fitting_share(shapes: Shapes, layout: Layout, share: Share, size: int) -> tuple[Layout, str]:
     """Return the layout with the largest part of the GPU for its engine that fits, and the flag; "" for no change."""
     if ENGINES not in share.models:
         return layout, ""
-    parts = _parts_of(shape, layout, share)
-    if _least(shape, layout, parts) <= size:
+    parts = _parts_of(shapes, layout, share)
+    if _least(layout, parts) <= size:
         return layout, ""
     for step in range(SHARE_STEPS - 1, 0, -1):
         changed = dataclasses.replace(layout, utilization=step / SHARE_STEPS)
-        if _least(shape, changed, parts) <= size:
+        if _least(changed, parts) <= size:
             return changed, f"--vllm.gpu_memory_utilization {changed.utilization:g}"
     return layout, ""
 
 
-def _nodes(shape: ModelShape, layout: Layout) -> Iterator[Need]:
+def _nodes(shapes: Shapes, layout: Layout) -> Iterator[Need]:
     if layout.adam_offload:
-        states = layout.optimizer_bytes * layout.trained * shape.parameters / layout.sizes["actor"]
-        yield Need("optimizer, offloaded", "process of the policy", states)
-    yield Need(SHM, "node with an engine or the policy", shared_memory(shape, layout))
+        for model in ("actor", "critic"):
+            shape = _shape(shapes, model)
+            if shape is not None and any(model in share.models for share in layout.shares):
+                states = layout.optimizer_bytes(model) * layout.trained * shape.parameters / layout.sizes[model]
+                yield Need("optimizer, offloaded", f"process of the {_NAMES[model]}", states)
+    yield Need(SHM, "node with an engine or the policy", shared_memory(shapes.policy, layout))
     if layout.history_gb:
         yield Need("history, at most", "node with a history worker", layout.history_gb * _GIB)
 
@@ -427,8 +470,11 @@ def as_text(found: MemoryPlan) -> str:
             lines.append(f"    {part.owner + ': ' + part.what:<52}{memory(part.size):>12}")
         if gpu.samples is not None:
             lines.append(f"    {'engine: samples of full length that its KV cache holds':<52}{gpu.samples:>12,.0f}")
+        lines += [f"    {name}: not known, not counted" for name in gpu.unknown]
         if gpu.problem:
             lines.append(f"    does not fit: {gpu.problem}")
+    if found.unknown:
+        lines.append(f"  {found.unknown}")
     lines.append("  main memory")
     lines += [f"    {need.what + ', each ' + need.where:<52}{memory(need.size):>12}" for need in found.nodes]
     return "\n".join(lines)

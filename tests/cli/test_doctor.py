@@ -15,7 +15,7 @@ from rhyme_openrlhf.cli.doctor_checks import Check, Run, Verdict, run_checks, ve
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts
 from rhyme_openrlhf.platform.cpu_share import QuotaParent
 from rhyme_openrlhf.platform.nvidia import Driver, Gpu, Toolkit
-from rhyme_openrlhf.run.model_shape import is_hybrid, model_shape
+from rhyme_openrlhf.run.model_shape import Shapes, is_hybrid, model_shape
 from rhyme_openrlhf.verify.record import Entry, relevant
 from tests import nvml
 from tests.run.model_configurations import QWEN3_8B
@@ -213,7 +213,8 @@ def run_of(*options: str, config: dict[str, object] = QWEN3_8B) -> Run:
         "--data.max_len=4096",
     ]
     args = upstream_arguments(from_argv([*base, "--algo.kl.init_coef=0", *options])[1])
-    return Run(args, model_shape(config), is_hybrid(config))
+    shape = model_shape(config)
+    return Run(args, None if shape is None else Shapes(shape), is_hybrid(config))
 
 
 def of_run(facts: Facts, run: Run) -> dict[str, Check]:
@@ -255,7 +256,7 @@ def test_a_run_of_engines_without_links_and_of_a_hybrid_model() -> None:
 def test_without_gpus_a_run_is_only_planned() -> None:
     found = of_run(CPU, run_of())
     assert found["GPU of engine"].state == "unverified" and "GPUs" not in found
-    unknown = of_run(CPU, dataclasses.replace(run_of(), shape=None))
+    unknown = of_run(CPU, dataclasses.replace(run_of(), shapes=None))
     assert unknown["memory"].state == "unverified"
 
 
@@ -270,7 +271,9 @@ def test_the_doctor_takes_the_options_of_a_run(
     assert json.loads(capsys.readouterr().out)["memory"]["gpus"][0]["size"] == 80 * GIB
     assert doctor.main(["--vllm.num_engines", "1"]) == 2
     assert "a required option is missing" in capsys.readouterr().err
-    assert doctor.main([*demo.arguments(str(tmp_path)), "--vllm.num_engines", "0"]) == 2
+    with pytest.raises(SystemExit) as ended:
+        doctor.main([*demo.arguments(str(tmp_path)), "--vllm.num_engines", "0"])
+    assert ended.value.code == 2
     assert "--vllm.num_engines must be at least 1" in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ from rhyme_openrlhf import platform
 from rhyme_openrlhf.cli import demo, preflight, preflight_gpus, train_ppo_ray, upstream
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.run import launch
 from tests import nvml
 
 torch = pytest.importorskip("torch")
@@ -117,7 +118,15 @@ def test_numbers_and_nodes_of_a_cluster_are_checked(
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
     args = parsed(tmp_path, "--vllm.num_engines", "1")
     args.vllm.tensor_parallel_size = 8
-    assert "asks for 9 GPUs" in refused(args) and "there are 8" in refused(args)
+    # The cluster may grow: OpenRLHF's placement group waits.
+    waits = "the run asks for 9 GPUs, but the cluster has 8 now: it waits until 1 more join"
+    assert preflight_gpus.check_gpus(args, True).startswith(waits)
+    launch._check_gpus(args)
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(launch.ray, "cluster_resources", lambda: {"GPU": 8.0})
+    with pytest.raises(launch.LaunchError, match="asks for 9 GPUs .* but there are 8"):
+        launch._check_gpus(args)
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
     # Seven GPUs are there, and no node has them.
     args.vllm.tensor_parallel_size = 7
     said = preflight_gpus.check_gpus(args, True)
@@ -125,6 +134,33 @@ def test_numbers_and_nodes_of_a_cluster_are_checked(
     # Two engines of three leave one GPU on each node.
     args.vllm.tensor_parallel_size, args.vllm.num_engines = 3, 2
     assert preflight_gpus.check_gpus(args, True) == ""
+
+
+def test_a_cluster_without_any_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(preflight_gpus, "_cluster_nodes", lambda: [0, 0])
+    assert "asks for 3 GPUs" in refused(parsed(tmp_path)) and "there are 0" in refused(parsed(tmp_path))
+
+
+def test_a_node_that_does_not_do_ends_no_run_that_waits_for_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(preflight_gpus, "_cluster_nodes", lambda: [2])
+    broken = preflight_gpus.NodeFacts("the driver is too old", 80 * 2**30, 2**40)
+    monkeypatch.setattr(preflight_gpus, "_answers", lambda timeout_s: [("10.0.0.7", 2, broken)])
+    said = preflight_gpus.check_gpus(parsed(tmp_path), True)
+    assert "waits until 1 more join" in said and "node 10.0.0.7: the driver is too old (if Ray places" in said
+
+
+def test_a_critic_of_unknown_size_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvml.install(monkeypatch, tmp_path, gpus=4)
+    monkeypatch.setattr(preflight_gpus, "_check_compiler", lambda: None)
+    args = parsed(tmp_path)
+    args.critic.model_name_or_path, args.critic.num_gpus_per_node = "nobody/nothing", 1
+    assert preflight_gpus.check_gpus(args, True).startswith("the memory plan leaves out the critic: ")
+    args.actor.model_name_or_path = "nobody/nothing"
+    assert preflight_gpus.check_gpus(args, True).startswith("there is no memory plan of nobody/nothing")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +184,9 @@ def test_train_prints_the_plan_and_starts_nothing(
 
 def test_a_plan_without_engines_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*demo.arguments(str(tmp_path)), "--plan", "--vllm.num_engines", "0"]
-    assert train_ppo_ray.main(argv) == 2
+    with pytest.raises(SystemExit) as ended:
+        train_ppo_ray.main(argv)
+    assert ended.value.code == 2
     assert "--vllm.num_engines must be at least 1" in capsys.readouterr().err
 
 

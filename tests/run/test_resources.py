@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from types import SimpleNamespace as NS
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from rhyme_openrlhf.api.launch.spec import upstream_arguments
 from rhyme_openrlhf.api.launch.spec_command import from_argv
-from rhyme_openrlhf.run.model_shape import ModelShape, model_shape
+from rhyme_openrlhf.run.model_shape import ModelShape, Shapes, model_shape, read_shapes
 from rhyme_openrlhf.run.resources import Layout, Share, as_text, layout_of, plan, required_gpus, shared_memory, shares
 from tests.run.model_configurations import DEEPSEEK_V2_LITE, QWEN3_8B
 
@@ -81,7 +83,7 @@ GIB = 2**30
 def policy(stage: int, **changed: Any) -> list[float]:
     shape = ModelShape("m", 1000, 2, 4, 8, 100)
     layout = Layout((Share(("actor",), 8),), {"actor": 8}, zero_stage=stage, **changed)
-    (gpu,) = plan(shape, layout).gpus
+    (gpu,) = plan(Shapes(shape), layout).gpus
     return [part.size for part in gpu.parts]
 
 
@@ -105,7 +107,7 @@ def grpo(*options: str) -> Layout:
 def test_every_gpu_of_a_run_has_its_parts() -> None:
     qwen = model_shape(QWEN3_8B)
     assert qwen is not None
-    found = plan(qwen, grpo("--ds.zero_stage=3"), 80 * GIB)
+    found = plan(Shapes(qwen), grpo("--ds.zero_stage=3"), 80 * GIB)
     engine, actor = found.gpus
     assert (engine.name, engine.share.gpus, actor.name, actor.share.gpus) == ("engine", 4, "policy", 4)
     parts = {part.what: part.size for part in engine.parts}
@@ -135,12 +137,14 @@ def test_every_gpu_of_a_run_has_its_parts() -> None:
 def test_what_does_not_fit_names_the_flag_that_makes_it_fit(options: list[str], gib: int, flags: str) -> None:
     qwen = model_shape(QWEN3_8B)
     assert qwen is not None
-    found = plan(qwen, grpo(*options), gib * GIB)
+    found = plan(Shapes(qwen), grpo(*options), gib * GIB)
     assert flags in found.problem and bool(found.problem) == bool(flags)
     if flags.startswith("--"):
         given = re.findall(r"(--[\w.]+)(?: ([\d.]+))?", found.problem.partition("GiB: ")[2])
         flat = [word for pair in given for word in pair if word]
-        mended = {problem.share.models: problem for problem in plan(qwen, grpo(*options, *flat), gib * GIB).gpus}
+        mended = {
+            problem.share.models: problem for problem in plan(Shapes(qwen), grpo(*options, *flat), gib * GIB).gpus
+        }
         first = next(gpu for gpu in found.gpus if gpu.problem)
         assert not mended[first.share.models].problem
 
@@ -148,7 +152,7 @@ def test_what_does_not_fit_names_the_flag_that_makes_it_fit(options: list[str], 
 def test_experts_are_weights_of_an_engine_and_its_cache_is_what_attention_keeps() -> None:
     lite = model_shape(DEEPSEEK_V2_LITE)
     assert lite is not None
-    parts = {part.what: part.size for part in plan(lite, grpo("--vllm.tensor_parallel_size=2")).gpus[0].parts}
+    parts = {part.what: part.size for part in plan(Shapes(lite), grpo("--vllm.tensor_parallel_size=2")).gpus[0].parts}
     assert parts["weights"] == lite.parameters == pytest.approx(15.7e9, rel=0.01)
     # 27 layers of 576 numbers, on both ranks.
     assert parts["KV cache of one sample at full length"] == 27 * 576 * 2 * 8192
@@ -167,16 +171,20 @@ def test_colocated_models_take_turns_or_share() -> None:
     qwen = model_shape(QWEN3_8B)
     assert qwen is not None
     together = ("--train.colocate_all", "--vllm.num_engines=4", "--ds.zero_stage=3")
-    (awake,) = plan(qwen, grpo(*together, "--vllm.gpu_memory_utilization=0.5"), 80 * GIB).gpus
-    (asleep,) = plan(qwen, grpo(*together, "--vllm.gpu_memory_utilization=0.5", "--vllm.enable_sleep"), 80 * GIB).gpus
+    (awake,) = plan(Shapes(qwen), grpo(*together, "--vllm.gpu_memory_utilization=0.5"), 80 * GIB).gpus
+    (asleep,) = plan(
+        Shapes(qwen), grpo(*together, "--vllm.gpu_memory_utilization=0.5", "--vllm.enable_sleep"), 80 * GIB
+    ).gpus
     assert awake.name == "engine + policy" and awake.least == pytest.approx(2 * 16 * 8.19e9 / 4, rel=0.001)
     # Only what rests beside the awake engine counts twice; here training decides.
     assert asleep.least == awake.least
     (both,) = plan(
-        qwen, grpo(*together, "--vllm.gpu_memory_utilization=0.5", "--vllm.enable_sleep", "--ds.enable_sleep"), 80 * GIB
+        Shapes(qwen),
+        grpo(*together, "--vllm.gpu_memory_utilization=0.5", "--vllm.enable_sleep", "--ds.enable_sleep"),
+        80 * GIB,
     ).gpus
     assert both.least < awake.least and not both.problem
-    (full,) = plan(qwen, grpo(*together), 80 * GIB).gpus
+    (full,) = plan(Shapes(qwen), grpo(*together), 80 * GIB).gpus
     assert "--vllm.gpu_memory_utilization 0.6" in full.problem
 
 
@@ -185,5 +193,77 @@ def test_the_buffer_decides_what_shared_memory_is_needed() -> None:
     assert qwen is not None
     assert shared_memory(qwen, grpo()) == GIB
     assert shared_memory(qwen, grpo("--weights.transport=buffer")) == pytest.approx(GIB + 2 * 16.38e9, rel=0.001)
-    nodes = {need.what for need in plan(qwen, grpo("--ds.adam_offload")).nodes}
+    nodes = {need.what for need in plan(Shapes(qwen), grpo("--ds.adam_offload")).nodes}
     assert nodes == {"/dev/shm", "optimizer, offloaded", "history, at most"}
+
+
+# As their publishers' config.json, but for names that the plan does not read.
+QWEN25_1_5B = {
+    "architectures": ["Qwen2ForCausalLM"], "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12,
+    "num_hidden_layers": 28, "num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 151936,
+}  # fmt: skip
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+    "num_hidden_layers": 80, "num_key_value_heads": 8, "tie_word_embeddings": False, "vocab_size": 128256,
+}  # fmt: skip
+OWN_SIZES = (
+    "--vllm.num_engines=2 --vllm.tensor_parallel_size=4 --actor.num_nodes=4 --actor.num_gpus_per_node=8 "
+    "--ref.num_nodes=4 --ref.num_gpus_per_node=8 --ds.zero_stage=3 --ds.adam_offload --reward.num_gpus_per_node=1 "
+    "--critic.num_gpus_per_node=2 --reward.model_name_or_path=a/reward --critic.model_name_or_path=a/critic"
+)
+
+
+def large(*options: str) -> Layout:
+    """The layout of a 70B policy on 32 GPUs with a critic on two and a reward model on one."""
+    base = ["--actor.model_name_or_path=a/70b", "--data.max_len=4096", "--algo.advantage.estimator=gae"]
+    return layout_of(upstream_arguments(from_argv([*base, *OWN_SIZES.split(), *options])[1]))
+
+
+def test_critic_and_reward_model_have_their_own_size() -> None:
+    policy_, small = model_shape(LLAMA_70B), model_shape(QWEN25_1_5B)
+    assert policy_ is not None and small is not None and 1.5e9 < small.parameters < 1.6e9
+    found = plan(Shapes(policy_, critic=small, reward=small), large(), 80 * GIB)
+    gpus = {gpu.name: gpu for gpu in found.gpus}
+    assert not found.problem and not found.unknown
+    # Two bytes a parameter; and the critic's two ranks have half of weights and gradients each.
+    assert gpus["reward model"].least == 2 * small.parameters and gpus["critic"].least == 2 * small.parameters
+    offloaded = [(need.where, need.size) for need in found.nodes if need.what == "optimizer, offloaded"]
+    assert offloaded == [
+        ("process of the policy", 12 * policy_.parameters / 32),
+        ("process of the critic", 12 * small.parameters / 2),
+    ]
+    # One as large as the policy does not fit.
+    assert "a GPU of the reward model needs" in plan(Shapes(policy_, small, policy_), large(), 80 * GIB).problem
+
+
+def test_a_critic_has_no_output_layer_and_its_own_optimizer() -> None:
+    llama = model_shape(LLAMA_70B)
+    assert llama is not None and llama.head == 128256 * 8192
+    (critic,) = (gpu for gpu in plan(Shapes(llama, llama, llama), large()).gpus if gpu.name == "critic")
+    assert {part.what: part.size for part in critic.parts}["weights"] == llama.parameters - llama.head
+    layout = large("--actor.optim=muon")
+    assert layout.optimizer_bytes("actor") == 8 and layout.optimizer_bytes("critic") == 12
+
+
+def test_a_model_of_unknown_size_is_named_and_refuses_nothing() -> None:
+    policy_ = model_shape(LLAMA_70B)
+    assert policy_ is not None
+    found = plan(Shapes(policy_), large(), 80 * GIB)
+    assert not found.problem and found.unknown.startswith(
+        "the memory plan leaves out the critic and the reward model: no config.json"
+    )
+    assert "reward model: not known, not counted" in as_text(found) and found.unknown in as_text(found)
+    # What is known on a shared GPU is still held against it.
+    together = large("--train.colocate_critic_reward", "--reward.num_gpus_per_node=2")
+    shared = plan(Shapes(policy_, policy_), together, 80 * GIB)
+    assert "a GPU of the critic + reward model needs" in shared.problem
+
+
+def test_each_model_is_read_from_its_own_directory(tmp_path: Path) -> None:
+    for name, config in (("policy", LLAMA_70B), ("critic", QWEN25_1_5B)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    policy_, critic, reward = (str(tmp_path / name) for name in ("policy", "critic", "reward"))
+    assert read_shapes(policy_, critic, reward) == Shapes(model_shape(LLAMA_70B), model_shape(QWEN25_1_5B))  # type: ignore[arg-type]
+    assert read_shapes(policy_) == Shapes(model_shape(LLAMA_70B))  # type: ignore[arg-type]
+    assert read_shapes(reward, critic) is None and read_shapes(None) is None

@@ -20,7 +20,7 @@ from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import resources
-from rhyme_openrlhf.run.model_shape import ModelShape, read_shape
+from rhyme_openrlhf.run.model_shape import Shapes, read_shapes
 from rhyme_openrlhf.run.resources import GpuPlan
 from rhyme_openrlhf.settings.latency import NONE
 from rhyme_openrlhf.webui.site import text
@@ -68,18 +68,17 @@ class GainView:
     facts: tuple[tuple[str, str], ...] = ()
 
 
-def shape_of(arguments: Arguments) -> ModelShape | None:
-    """Return the shape of the policy model, or None if unknown; `arguments` are checked."""
-    model = value_of(arguments, "actor", "model_name_or_path")
-    return read_shape(model) if model else None
+def shapes_of(arguments: Arguments) -> Shapes | None:
+    """Return the shapes of the run's models, or None if the policy's is unknown; `arguments` are checked."""
+    return read_shapes(*(value_of(arguments, model, "model_name_or_path") for model in ("actor", "critic", "reward")))
 
 
-def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:
+def memory(arguments: Arguments, shapes: Shapes) -> MemoryView:
     """Return the memory plan of checked arguments, compared with the GPUs of the service's machine if it has any."""
     layout = resources.layout_of(upstream_arguments(arguments))
-    found = resources.plan(shape, layout, nvidia.smallest_memory(nvidia.read()))
+    found = resources.plan(shapes, layout, nvidia.smallest_memory(nvidia.read()))
     return MemoryView(
-        parameters=shape.parameters,
+        parameters=shapes.policy.parameters,
         gpus=tuple(_gpu(gpu) for gpu in found.gpus),
         nodes=tuple((f"{need.what}, each {need.where}", text.memory(need.size)) for need in found.nodes),
     )
@@ -88,6 +87,7 @@ def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:
 def _gpu(gpu: GpuPlan) -> GpuView:
     several = len(gpu.share.models) > 1
     parts = [(f"{part.owner}: {part.what}" if several else part.what, text.memory(part.size)) for part in gpu.parts]
+    parts += [(name, "not known: no config.json here") for name in gpu.unknown]
     if gpu.samples is not None:
         parts.append(("samples of full length that fit the KV cache", text.number(gpu.samples, 0)))
     if gpu.size is not None:
@@ -100,10 +100,10 @@ def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainV
     """Simulate the gain of drafts within a second; `arguments` are checked."""
     if not value_of(arguments, "histospec", "enable"):
         return GainView(NO_DRAFTS)
-    shape, parallel = shape_of(arguments), value_of(arguments, "vllm", "tensor_parallel_size")
+    shapes, parallel = shapes_of(arguments), value_of(arguments, "vllm", "tensor_parallel_size")
     try:
         named = value_of(arguments, "emulate", "profile") or value_of(arguments, "latency", "profile")
-        profile = known_profile(named, shape, parallel, roots)
+        profile = known_profile(named, shapes.policy if shapes else None, parallel, roots)
         if profile is None:
             return GainView(NO_PROFILE)
         planned = value_of(arguments, "latency", "profile") != NONE and not value_of(arguments, "run", "reproducible")

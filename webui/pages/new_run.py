@@ -46,7 +46,7 @@ from rhyme_openrlhf.api.store.bounds import Body, UidText
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.webui.new_run.estimates import NO_SHAPE, gain, lengths_for, memory, shape_of
+from rhyme_openrlhf.webui.new_run.estimates import NO_SHAPE, gain, lengths_for, memory, shapes_of
 from rhyme_openrlhf.webui.new_run.form import differences, run_form
 from rhyme_openrlhf.webui.new_run.templates import templates
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
@@ -166,11 +166,11 @@ def estimates(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLRespon
     with page.service.database.reading() as session:
         lengths = lengths_for(arguments, session, find_run(session, body.clone) if body.clone else None)
     gpus = Gpus(_gpus_there(launching), nvidia.smallest_memory(nvidia.read()))
-    shape = shape_of(arguments)
+    shapes = shapes_of(arguments)
     return page.render(
         "parts/new_run_estimates.html",
-        lack=lack(arguments, shape, gpus),
-        proposals=proposals(arguments, shape, gpus),
+        lack=lack(arguments, shapes, gpus),
+        proposals=proposals(arguments, shapes, gpus),
         gain=gain(arguments, lengths, launching.roots),
     )
 
@@ -307,7 +307,7 @@ def _shown(faults: Sequence[Fault]) -> list[dict[str, str]]:
 
 def _plan(arguments: Arguments) -> dict[str, Any]:
     """Describe the layout of the run in words; `arguments` are checked."""
-    shape = shape_of(arguments)
+    shapes = shapes_of(arguments)
     samples = value_of(arguments, "rollout", "batch_size") * value_of(arguments, "rollout", "n_samples_per_prompt")
     engines, parallel = value_of(arguments, "vllm", "num_engines"), value_of(arguments, "vllm", "tensor_parallel_size")
     updates = -(-samples // value_of(arguments, "train", "batch_size")) * value_of(arguments, "train", "max_epochs")
@@ -319,7 +319,7 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
             ("Samples per engine", text.number(samples / engines)),
             ("Optimizer steps per step", text.number(updates)),
         ],
-        "memory": None if shape is None else memory(arguments, shape),
+        "memory": None if shapes is None else memory(arguments, shapes),
         "no_memory": NO_SHAPE,
     }
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.api.launch.fit import Gpus, lack, proposals
 from rhyme_openrlhf.api.launch.spec import Arguments, merged
-from rhyme_openrlhf.run.model_shape import ModelShape, model_shape
+from rhyme_openrlhf.run.model_shape import Shapes, model_shape
 from tests.examples import examples
 from tests.run.model_configurations import QWEN3_8B
 
 GIB = 2**30
 found_shape = model_shape(QWEN3_8B)
 assert found_shape is not None
-SHAPE_8B = found_shape
+SHAPE_8B = Shapes(found_shape)
 
 
 def run(**groups: Any) -> Arguments:
@@ -83,7 +83,7 @@ def test_a_share_of_the_gpu_is_written_as_a_flag() -> None:
     shape=st.sampled_from((SHAPE_8B, None)),
 )
 def test_every_proposal_fits(
-    engines: int, policy: int, stage: int, share: float, count: int, memory: int, shape: ModelShape | None
+    engines: int, policy: int, stage: int, share: float, count: int, memory: int, shape: Shapes | None
 ) -> None:
     models = {"num_nodes": 1, "num_gpus_per_node": policy}
     vllm = {"num_engines": engines, "gpu_memory_utilization": share}
