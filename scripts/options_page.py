@@ -1,4 +1,4 @@
-"""Write docs/options.md: every option of ours, from the settings that the command line derives from too.
+"""Write docs/options.md: every option of ours, and what OpenRLHF's own do here, from settings/.
 
 `python scripts/options_page.py` prints the page; `--write` writes it. A test compares the page with the settings.
 """
@@ -11,16 +11,24 @@ from pathlib import Path
 
 from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
 from rhyme_openrlhf.settings.options import OPTION, Option, Settings
+from rhyme_openrlhf.settings.upstream_flags import UPSTREAM_FLAGS
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 HEAD = """# Options
 
-Every option of `rhyme train` that OpenRLHF does not have. OpenRLHF's own options keep their names, defaults and
-meanings; `rhyme train --help` prints both. A value outside of its range is refused with one sentence.
+Every option of `rhyme train` that OpenRLHF does not have. OpenRLHF's own options keep their names and defaults;
+[a table](#openrlhfs-options) says where one is refused or differs. `rhyme train --help` prints both. A value outside of
+its range is refused with one sentence.
 
 Options marked *expert* are left out of `--help`; `--help-all` shows them. This page is generated
 (`scripts/options_page.py`).
 """
+THEIRS = """## OpenRLHF's options
+
+What each flag of OpenRLHF's command does here. Flags are not abbreviated, and a number outside of its range is refused.
+
+| option | here | when, or how |
+|---|---|---|"""
 
 
 def row(group: type[Settings], field: dataclasses.Field) -> str:
@@ -33,6 +41,13 @@ def row(group: type[Settings], field: dataclasses.Field) -> str:
         default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default) or "none"
         allowed = rule.allowed().replace("|", "or")
     return f"| {flag} | {default} | {allowed} | {rule.help} |"
+
+
+def upstream_row(flag: str) -> str:
+    """Return the line of one of OpenRLHF's options."""
+    judged = UPSTREAM_FLAGS[flag]
+    more = f" ([more]({judged.page}))" if judged.page else ""
+    return f"| `{flag}` | {judged.verdict} | {judged.sentence}{more} |"
 
 
 def page() -> str:
@@ -49,6 +64,7 @@ def page() -> str:
             "|---|---|---|---|",
         ]
         parts += [*rows, ""]
+    parts += [THEIRS, *map(upstream_row, sorted(UPSTREAM_FLAGS)), ""]
     return "\n".join(parts)
 
 

@@ -31,6 +31,8 @@ from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.settings.weights import OPENRLHF
 
+# OpenRLHF's default of --vllm.sync_backend.
+SYNC_BACKEND = "nccl"
 # Importing a reward file may import torch or a tokenizer; more than this means it does not come back.
 IMPORT_TIMEOUT_SECONDS = 180
 
@@ -91,7 +93,7 @@ def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[Layout
     layouts, said = check_layouts(args, config, on_gpus)
     _check_transport(args, on_gpus)
     _check_pipeline(args)
-    return layouts, tuple(filter(None, (said, why)))
+    return layouts, tuple(filter(None, (said, why, _ignored(args))))
 
 
 def check_engines(args: SimpleNamespace) -> None:
@@ -121,6 +123,11 @@ def _check_transport(args: SimpleNamespace, on_gpus: bool) -> None:
             "--ds.tensor_parallel_size above 1 needs --weights.transport openrlhf, which is the default on GPUs "
             "without --move.enable, --reallocation.enable, --tp_switch.enable, --histopipe.enable and --ds.lora.rank"
         )
+    if args.ds.load_in_4bit and args.ds.lora.rank > 0:
+        raise PreflightError(
+            "--ds.load_in_4bit does not go with --ds.lora.rank: the weight buffer adds adapters to the weights, which "
+            "are packed in 4 bits; leave one of the two out"
+        )
     if not by_buffer and args.ds.lora.rank > 0:
         raise PreflightError(
             "--ds.lora.rank above 0 needs --weights.transport buffer (or auto), because OpenRLHF's own transport sends "
@@ -131,6 +138,17 @@ def _check_transport(args: SimpleNamespace, on_gpus: bool) -> None:
             "--train.colocate_all with --weights.transport openrlhf needs GPUs, because OpenRLHF then shares weights "
             "by CUDA IPC: use --weights.transport buffer (or auto)"
         )
+
+
+def _ignored(args: SimpleNamespace) -> str:
+    """Return a sentence on given options that do nothing in this run; "" for none."""
+    if args.weights.transport == OPENRLHF:
+        return ""
+    given = [f"--vllm.sync_backend {args.vllm.sync_backend}"] if args.vllm.sync_backend != SYNC_BACKEND else []
+    given += ["--vllm.sync_with_ray"] if args.vllm.sync_with_ray else []
+    if not given:
+        return ""
+    return f"{' and '.join(given)} {'have' if given[1:] else 'has'} no effect: the weight buffer carries the weights"
 
 
 # What the streaming pipeline cannot go together with: whether it is asked for, and why not.

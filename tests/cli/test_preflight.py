@@ -83,6 +83,28 @@ def test_what_one_transport_cannot_send_is_refused_with_it_alone(tmp_path: Path)
     checked("--ds.lora.rank", "8", "--move.enable")
     with pytest.raises(preflight.PreflightError, match="lora.rank above 0 needs --weights.transport buffer"):
         checked("--ds.lora.rank", "8", "--weights.transport", "openrlhf")
+    for more in ((), ("--weights.transport", "buffer")):
+        with pytest.raises(preflight.PreflightError, match="--ds.load_in_4bit does not go with --ds.lora.rank: "):
+            checked("--ds.lora.rank", "8", "--ds.load_in_4bit", *more)
+    checked("--ds.load_in_4bit")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--weights.transport buffer", ""),
+        ("--weights.transport buffer --vllm.sync_backend gloo", "--vllm.sync_backend gloo has no effect: the weight"),
+        (
+            "--move.enable --vllm.sync_backend gloo --vllm.sync_with_ray",
+            "--vllm.sync_backend gloo and --vllm.sync_with_ray have no effect: the weight",
+        ),
+        ("--weights.transport openrlhf --vllm.sync_backend gloo --vllm.sync_with_ray", ""),
+    ],
+)
+def test_options_without_effect_beside_the_buffer_are_said(tmp_path: Path, flags: str, said: str) -> None:
+    found = preflight.check(upstream.parse([*arguments(str(tmp_path)), *flags.split()]), on_gpus=True).said
+    shown = [sentence for sentence in found if "no effect" in sentence]
+    assert len(shown) == bool(said) and all(sentence.startswith(said) for sentence in shown)
 
 
 def test_without_a_gpu_colocated_weights_go_by_the_buffer(tmp_path: Path) -> None:

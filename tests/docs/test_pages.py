@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-import json
 import re
 import shlex
 import subprocess
@@ -19,6 +18,7 @@ from rhyme_openrlhf.api.launch.actions import LaunchSettings
 from rhyme_openrlhf.api.settings import OpenIdSettings, ServeSettings
 from rhyme_openrlhf.cli.main import COMMANDS
 from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
+from rhyme_openrlhf.settings.upstream_flags import UPSTREAM_FLAGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -28,7 +28,7 @@ PAGES = sorted(
 PATH = re.compile(
     r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|sh|md|yml|yaml|sbatch|cpp|h|json|toml|jsonl|html|js|css|Dockerfile))`"
 )
-FLAG = re.compile(r"(?<![\w-])--(?:no-)?([a-z_]+\.[a-z_.]+[a-z_])")
+FLAG = re.compile(r"(?<![\w-])--(?:no-)?([a-z_]+\.[a-z0-9_.]+[a-z0-9_])")
 # Files that a command of the page makes, or that stand in another repository.
 ELSEWHERE = (
     "openrlhf/", "trainer/", "v1/", "vllm/", "config/", "device_allocator/", "models/", "data/", "logs/", "_private/",
@@ -41,17 +41,7 @@ def known_flags() -> set[str]:
     """Return the names of all flags with a point: ours, the service's, and OpenRLHF's."""
     ours = [*SETTINGS_CLASSES, ServeSettings, LaunchSettings, OpenIdSettings]
     names = {f"{group.group}.{field.name}" for group in ours for field in dataclasses.fields(group)}
-    schema = json.loads((ROOT / "rhyme_openrlhf" / "settings" / "upstream_options.json").read_text())
-    return names | upstream_names(schema, "")
-
-
-def upstream_names(node: dict, prefix: str) -> set[str]:
-    """Return the dotted names of a schema's options."""
-    found: set[str] = set()
-    for name, child in node.get("properties", {}).items():
-        dotted = f"{prefix}{name}"
-        found |= upstream_names(child, f"{dotted}.") if "properties" in child else {dotted}
-    return found
+    return names | {flag.removeprefix("--") for flag in UPSTREAM_FLAGS}
 
 
 def page_id(path: Path) -> str:
