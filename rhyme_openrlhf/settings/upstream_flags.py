@@ -1,4 +1,4 @@
-"""What each flag of OpenRLHF's command does here: the same, refused in some runs, or different.
+"""The judgement of each flag of OpenRLHF's command: the same here, refused in some runs, or different.
 
 Invariant: every flag of OpenRLHF 0.11.2 is judged once, and no other one. `tests/settings/test_upstream_flags.py`
 compares the table with OpenRLHF's own parser, so a flag of a later release fails there until it is judged. Ranges of
@@ -16,7 +16,7 @@ Verdict = Literal["the same", "refused", "different"]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a flag does here. `sentence`: when it is refused, or what differs; `page`: of docs/, on what differs."""
+    """A flag's meaning here. `sentence`: when it is refused, or what differs; `page`: of docs/, with more on it."""
 
     verdict: Verdict
     sentence: str = ""
