@@ -142,7 +142,7 @@ class Pipeline:
                 handle.no_more_turns.remote()
         self._flying.append(step)
         self._ledger.add(step.number, [step.key(place) for place in range(step.size)], step.epoch)
-        self._news_at = time.time()
+        self._news_at = time.monotonic()
         if len(self._flying) == 1:
             self._begin_stage(time.time(), ())
         for number, error in step.unreached.items():
@@ -185,7 +185,7 @@ class Pipeline:
         if not ready:
             self._check_wait()
         for ref in ready:
-            self._news_at = time.time()
+            self._news_at = time.monotonic()
             step = owners[ref]
             # Asked for at an engine that was found to be gone meanwhile, it is forgotten.
             if ref in step.reports or ref in step.calls:
@@ -319,7 +319,7 @@ class Pipeline:
 
     def _check_wait(self) -> None:
         limit = self._services.settings.limits.stage_s
-        if time.time() - self._news_at <= limit:
+        if time.monotonic() - self._news_at <= limit:
             return
         oldest = self._flying[0]
         number, left = oldest.number, len(oldest.owed())

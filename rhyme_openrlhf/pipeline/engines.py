@@ -63,8 +63,8 @@ class EngineLoss:
     def goes_on_after(self, error: Exception, steps: Sequence[Step]) -> bool:
         """Return whether, after a failed call to an engine, one is gone and others do what it owed."""
         # Ray may not reach an actor for a while before it knows that it is dead.
-        limit = time.time() + (UNREACHED_SECONDS if isinstance(error, ray.exceptions.ActorUnavailableError) else 0)
-        while not (gone := self._make_up(steps)) and time.time() < limit:
+        limit = time.monotonic() + (UNREACHED_SECONDS if isinstance(error, ray.exceptions.ActorUnavailableError) else 0)
+        while not (gone := self._make_up(steps)) and time.monotonic() < limit:
             time.sleep(1)
         return gone
 

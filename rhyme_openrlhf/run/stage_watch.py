@@ -1,8 +1,9 @@
 """Decides whether a run still makes progress. Pure: it gets events with the time of their arrival.
 
 Each kind of event declares whether it is progress (`telemetry/events.py`); RolloutProgress is only where tokens or
-samples were gained. While only a rollout is under way, its own (shorter) limit holds; everything else has the limit of
-stages. Times are seconds of one clock, which must not go back: the driver's monotonic clock, never a node's.
+samples were gained. While only a rollout or an evaluation is under way, the (shorter) limit of rollouts holds;
+everything else has the limit of stages. Times are seconds of one clock, which must not go back: the driver's monotonic
+clock, never a node's.
 
 Invariant: as long as no limit is passed, `overdue` is None; once one is passed, it stays passed until progress is made.
 """
@@ -39,7 +40,7 @@ class StageWatch:
     def __init__(self, limits: LimitSettings, started: float) -> None:
         self._limits = limits
         self._last_progress = started
-        self._rollout = ""
+        self._rollout = self._evaluation = ""
         self._trainer = START_UP
         self._rollout_at = (-1, -1)
 
@@ -48,33 +49,47 @@ class StageWatch:
         if not event.progress:
             return
         if isinstance(event, RolloutProgress):
-            reached = (event.response_tokens, event.samples_done)
-            if reached == self._rollout_at:
+            before = self._rollout_at
+            reached = (max(event.response_tokens, before[0]), max(event.samples_done, before[1]))
+            # Counts may go back when an engine is lost, and come again: only what was never reached is progress.
+            if reached == before:
                 return
             self._rollout_at = reached
         elif isinstance(event, RolloutStarted):
             self._rollout = f"the rollout of step {event.step}"
+            # Also where an evaluation has been given up.
+            self._evaluation = ""
             self._rollout_at = (-1, -1)
             if self._trainer == START_UP:
                 self._trainer = ""
         elif isinstance(event, RolloutFinished):
             self._rollout = ""
         elif isinstance(event, StageStarted):
-            self._trainer = f"{STAGE_NAMES[event.stage]} of step {event.step}"
-        elif isinstance(event, TrainStep | CheckpointSaved | Evaluation):
+            doing = f"{STAGE_NAMES[event.stage]} of step {event.step}"
+            # An evaluation generates, as a rollout does, and begins when none is under way.
+            if event.stage == "evaluate":
+                self._evaluation = doing
+            else:
+                self._trainer = doing
+        elif isinstance(event, Evaluation):
+            self._evaluation = ""
+        elif isinstance(event, TrainStep | CheckpointSaved):
             self._trainer = ""
         self._last_progress = max(self._last_progress, at)
 
     @property
     def doing(self) -> str:
         """Return what is under way, for people."""
-        return " and ".join(filter(None, (self._rollout, self._trainer))) or "the controller, between two stages"
+        return (
+            " and ".join(filter(None, (self._rollout, self._evaluation, self._trainer)))
+            or "the controller, between two stages"
+        )
 
     def overdue(self, now: float) -> str | None:
         """Return one sentence if nothing has moved for longer than the limit at the time `now`, else None."""
-        only_rollout = bool(self._rollout) and not self._trainer
-        name = "rollout_s" if only_rollout else "stage_s"
-        limit = self._limits.rollout_s if only_rollout else self._limits.stage_s
+        only_generates = bool(self._rollout or self._evaluation) and not self._trainer
+        name = "rollout_s" if only_generates else "stage_s"
+        limit = self._limits.rollout_s if only_generates else self._limits.stage_s
         waited = now - self._last_progress
         if waited <= limit:
             return None

@@ -50,14 +50,14 @@ class LimitSettings(Settings):
     rollout_s: float = option(
         # Longer than a reward may take, because the last samples of a rollout may all wait for theirs.
         1800.0,
-        "Seconds a rollout may go on without a new token or a finished sample.",
+        "Seconds a rollout or an evaluation may go on without a new token or a finished sample.",
         low=1,
         high=86400,
     )
     stage_s: float = option(
         3600.0,
-        "Seconds that any other stage may take, from start-up to checkpoint. The others are experience, training, "
-        "weight sync and evaluation.",
+        "Seconds that any other stage may take, from start-up to checkpoint. The others are experience, training "
+        "and weight sync.",
         low=1,
         high=604800,
     )

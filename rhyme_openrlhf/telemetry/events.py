@@ -514,6 +514,21 @@ class Evaluation(Event):
 
 
 @dataclass(frozen=True)
+class EvaluationProgress(Event):
+    """About once a second during the evaluation after `step` training steps, if engines did more since the last one.
+
+    What all engines did since the evaluation began; in the streaming pipeline they may still complete a rollout.
+    """
+
+    kind: ClassVar[str] = "evaluation_progress"
+    progress: ClassVar[bool] = True
+    step: int
+    samples_done: int
+    response_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class CheckpointSaved(Event):
     """A checkpoint of the state after `step` training steps lies at `path`."""
 
@@ -549,5 +564,5 @@ EVENT_CLASSES: tuple[type[Event], ...] = (
     SampleMoved, LayoutSwitched, RankStability, HistoryState, RankGroups, DraftBudget, DraftGain, OffPolicyness,
     SystemSample,
     WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessReady, Measuring, ProcessDied,
-    Evaluation, CheckpointSaved, Note, RunFinished,
+    Evaluation, EvaluationProgress, CheckpointSaved, Note, RunFinished,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.telemetry.engine_events import EngineSampler, slowest_sample
-from rhyme_openrlhf.telemetry.events import RolloutFinished, RolloutProgress
+from rhyme_openrlhf.telemetry.events import EvaluationProgress, RolloutFinished, RolloutProgress
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.engines import leave_out
@@ -81,14 +81,38 @@ class RolloutWatch:
                 step, samples, seconds = self._step, self._samples, time.time() - self.started
             if not step:
                 continue
-            finished = min(done.finished_samples, samples) if self._overlapping else done.finished_samples
-            # Of the engines that answered now: a lost one has no unfinished sample any more.
-            slowest = slowest_sample(answers)
-            progress = RolloutProgress(
-                step, finished, samples, done.response_tokens, seconds, done.drafted, done.accepted, *slowest
-            )
             sampler.step = step
-            self._services.record_all([progress, *sampler.samples(answers, time.monotonic())], SOURCE)
+            self._record(step, samples, seconds, done, answers, sampler)
+
+    def _record(
+        self, step: int, samples: int, seconds: float, done: EngineCounters, answers: list[Any], sampler: EngineSampler
+    ) -> None:
+        finished = min(done.finished_samples, samples) if self._overlapping else done.finished_samples
+        # Of the engines that answered now: a lost one has no unfinished sample any more.
+        slowest = slowest_sample(answers)
+        progress = RolloutProgress(
+            step, finished, samples, done.response_tokens, seconds, done.drafted, done.accepted, *slowest
+        )
+        self._services.record_all([progress, *sampler.samples(answers, time.monotonic())], SOURCE)
+
+
+class EvaluationWatch(RolloutWatch):
+    """A thread from `start` to `stop`, which records that the evaluation of the last `begin` gets further.
+
+    Engines that are lost meanwhile are for the evaluation to find.
+    """
+
+    def __init__(self, engines: list[Any], services: RunServices) -> None:
+        super().__init__(engines, services, overlapping=True)
+        self._reached = (0, 0)
+
+    def _record(
+        self, step: int, samples: int, seconds: float, done: EngineCounters, answers: list[Any], sampler: EngineSampler
+    ) -> None:
+        reached = (done.finished_samples, done.response_tokens)
+        if reached != self._reached:
+            self._reached = reached
+            self._services.record(EvaluationProgress(step, *reached, seconds), SOURCE)
 
 
 def rollout_finished(step: int, epoch: int, seconds: float, samples: list[Any]) -> RolloutFinished:

@@ -39,7 +39,7 @@ from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.engines import leave_out
 from rhyme_openrlhf.training.reproducible import random_state, set_random_state
-from rhyme_openrlhf.training.rollout_watch import SOURCE, RolloutWatch, rollout_finished
+from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, RolloutWatch, rollout_finished
 
 # A report asks an engine's scheduler for its counters, which it answers between two steps.
 REPORT_TIMEOUT_SECONDS = 120.0
@@ -128,9 +128,13 @@ class RhymeSamplesGenerator(SamplesGenerator):
         """Samples of the evaluation prompts, as upstream; they are no rollout stage."""
         self._evaluating = True
         self._evaluated.clear()
+        watch = EvaluationWatch(self.vllm_engines, self.services)
+        watch.begin(self.step, 0)
+        watch.start()
         try:
             return super().generate_eval_samples(**generate_kwargs)
         finally:
+            watch.stop()
             self._evaluating = False
 
     def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Any], float | None, int, bool]:

@@ -15,6 +15,8 @@ from rhyme_openrlhf.telemetry.events import (
     EVENT_CLASSES,
     CheckpointSaved,
     EngineSample,
+    Evaluation,
+    EvaluationProgress,
     Event,
     Note,
     ProcessDied,
@@ -102,6 +104,24 @@ def test_training_beside_a_rollout_has_the_limit_of_stages() -> None:
     assert both.doing == "the rollout of step 1 and the training of step 1"
     assert both.overdue(50) is None
     assert both.overdue(101) is not None
+
+
+def test_counts_that_go_back_and_come_again_are_no_progress() -> None:
+    stuck = watch((STARTED, 50), (progress(7), 55), (progress(5), 59), (progress(7), 64))
+    assert stuck.overdue(65) is None and stuck.overdue(66) is not None
+
+
+def test_an_evaluation_that_generates_goes_on_and_one_that_hangs_has_the_limit_of_rollouts() -> None:
+    evaluating = watch((TrainStep(2, 1, {}, {}), 0), (StageStarted(2, "evaluate"), 1))
+    for second in range(2, 500, 9):
+        assert evaluating.overdue(second) is None
+        evaluating.observe(EvaluationProgress(2, 0, second, 1.0), second)
+        for event in TICKING:
+            evaluating.observe(event, second + 8)
+    sentence = evaluating.overdue(508.5)
+    assert sentence is not None and "the evaluation of step 2" in sentence and "--limits.rollout_s" in sentence
+    evaluating.observe(Evaluation(2, {}), 509)
+    assert "controller" in evaluating.doing and evaluating.overdue(520) is None
 
 
 def test_stages_end() -> None:
