@@ -24,12 +24,12 @@ from rhyme_openrlhf.api.store.models import Attempt, Run, Webhook, WebhookDelive
 from rhyme_openrlhf.api.store.record import RawEvent
 from rhyme_openrlhf.api.store.webhooks import content_of, enqueue
 from rhyme_openrlhf.settings.control import WEBHOOK_LIMITS
-from rhyme_openrlhf.telemetry.events import EngineSample, RolloutProgress, SystemSample
+from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, RolloutProgress
 
 # Steps whose mean is compared: fewer would follow the noise of single batches, more would notice late.
 WINDOW = 5
-# Events that a clock causes, so they come from a run that does nothing too; of RolloutProgress, the tokens count.
-CLOCKED = (EngineSample.kind, SystemSample.kind, RolloutProgress.kind)
+# Of RolloutProgress, which a clock causes, the tokens count.
+WORK = tuple(kind.kind for kind in EVENT_CLASSES if kind.progress and kind is not RolloutProgress)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Conditions:
         last, work, progress = session.execute(
             select(
                 func.max(RawEvent.id),
-                func.max(case((RawEvent.kind.not_in(CLOCKED), RawEvent.id))),
+                func.max(case((RawEvent.kind.in_(WORK), RawEvent.id))),
                 func.max(case((RawEvent.kind == RolloutProgress.kind, RawEvent.id))),
             ).where(RawEvent.run_id == run.id, RawEvent.id > watch.event)
         ).one()

@@ -57,7 +57,7 @@ class Ending:
         def run() -> None:
             try:
                 found.append(do())
-            # The ending must go on, whatever it is: SystemExit too, which Ray raises.
+            # The ending must go on after any error: SystemExit too, which Ray raises.
             except BaseException as error:  # noqa: BLE001
                 errors.append(error)
 
@@ -98,7 +98,7 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, as its last event says, and the exit code."""
+    """A run's status and message, as its last event has them, and its exit code."""
 
     status: RunStatus
     message: str
@@ -106,7 +106,7 @@ class Outcome:
 
 
 def outcome_of(error: BaseException, terminated: bool, fault: Callable[[], str]) -> Outcome:
-    """Return how a run ended whose training raised `error`, of whatever kind.
+    """Return how a run ended whose training raised `error`, of any kind.
 
     `terminated`: SIGTERM came. `fault()` is what the supervisor explains it by, or "".
     """
@@ -145,7 +145,7 @@ class Reserve:
 
 
 class LossyFile(FileIO):
-    """A log file whose disk may refuse what is written: that is lost, and whoever prints goes on."""
+    """A log file whose disk may refuse what is written: that is lost, and the writer goes on."""
 
     def write(self, data: object) -> int:
         """Write as much as the disk takes; say that all was."""
