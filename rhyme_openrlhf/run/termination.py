@@ -18,6 +18,9 @@ from rhyme_openrlhf.telemetry.run_directory import write_json
 from rhyme_openrlhf.training.failure import Interrupted
 
 ASKED_BY = "SIGTERM"
+# Ray's core may drop what a signal handler raises while it waits (seen with 2.55.0). So the interruption is repeated
+# until the ending has begun, which closes the termination at once.
+INSIST_SECONDS = 5.0
 
 
 class Termination:
@@ -27,7 +30,7 @@ class Termination:
         """`stop_request` is the file that the trainer looks for between two steps (run_directory.py)."""
         self._stop_request = stop_request
         self._grace_s = grace_s
-        self._interrupting = False
+        self._interrupting = self._due = False
         # Only the handler sets it, and the main thread never waits for it: so setting it there cannot lock.
         self._requested = threading.Event()
         self._over = threading.Event()
@@ -44,13 +47,19 @@ class Termination:
 
     def interrupt(self) -> None:
         """Raise Interrupted in the main thread, from any thread; Ray's waits look for signals once a second."""
-        if not self._over.is_set():
+        if not self._interrupting and not self._over.is_set():
             self._interrupting = True
-            _thread.interrupt_main(signal.SIGTERM)
+            threading.Thread(target=self._insist, name="interruption", daemon=True).start()
 
     def close(self) -> None:
         """Interrupt nothing from now on, because the training is over."""
         self._over.set()
+
+    def _insist(self) -> None:
+        while not self._over.is_set():
+            self._due = True
+            _thread.interrupt_main(signal.SIGTERM)
+            self._over.wait(INSIST_SECONDS)
 
     def _wait(self) -> None:
         self._requested.wait()
@@ -61,9 +70,11 @@ class Termination:
         if self._over.is_set():
             return
         if self._interrupting:
-            # Once is enough: another one must not interrupt the ending.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            raise Interrupted
+            # Signals from elsewhere must not interrupt the ending.
+            due, self._due = self._due, False
+            if due:
+                raise Interrupted
+            return
         if not self.requested:
             # Where it cannot be written, the grace time passes and nothing more.
             with suppress(OSError):

@@ -65,6 +65,22 @@ def test_what_takes_too_long_is_interrupted_once(tmp_path: Path) -> None:
     run(0.5)
 
 
+def test_an_interruption_that_is_dropped_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rhyme_openrlhf.run.termination.INSIST_SECONDS", 0.5)
+    termination = Termination(tmp_path / "stop-request.json", NEVER_S)
+    termination.install()
+    threading.Timer(0.3, termination.interrupt).start()
+    came = 0
+    while came < 2:
+        try:
+            run(DEADLINE_S)
+            break
+        except Interrupted:
+            came += 1
+    termination.close()
+    assert came == 2
+
+
 def test_a_request_that_cannot_be_written_ends_the_run_all_the_same(tmp_path: Path) -> None:
     termination = Termination(tmp_path / "missing" / "stop-request.json", 0.0)
     termination.install()
