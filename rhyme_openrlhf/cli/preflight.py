@@ -6,11 +6,11 @@ have run before (`cli/upstream.py`).
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli.preflight_data import check_data
@@ -29,6 +29,7 @@ from rhyme_openrlhf.cli.preflight_runner import choose_runner
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
+from rhyme_openrlhf.settings.upstream_ranges import misplaced
 from rhyme_openrlhf.settings.weights import OPENRLHF
 
 # OpenRLHF's default of --vllm.sync_backend.
@@ -69,8 +70,13 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
 
     Decides 'auto' of --weights.transport and --drafting.runner in `args`. `on_gpus` is `platform.run_has_gpus()`.
     """
+    if sentence := misplaced(args):
+        raise PreflightError(sentence)
     layouts, said = check_features(args, on_gpus)
     _check_reward(args)
+    critic = args.critic.model_name_or_path
+    if critic and critic != args.actor.model_name_or_path:
+        check_model("--critic.model_name_or_path", critic)
     check_outputs(args)
     return Checked(check_data(args), layouts, said)
 
@@ -209,6 +215,10 @@ def _check_reward(args: SimpleNamespace) -> None:
     for path in args.reward.remote_url or []:
         if path.endswith(".py"):
             _check_import("--reward.remote_url", path, "reward_func")
+        elif not path.startswith(("http://", "https://")):
+            raise PreflightError(
+                f"--reward.remote_url: {path} is neither a .py file nor an address that begins with http:// or https://"
+            )
     if not args.reward.remote_url and not args.reward.model_name_or_path:
         raise PreflightError(
             "there is no reward: give --reward.remote_url (a .py file with reward_func, or a URL), "
@@ -219,7 +229,7 @@ def _check_reward(args: SimpleNamespace) -> None:
 
 
 def _check_import(flag: str, path: str, wanted: str) -> None:
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise PreflightError(f"{flag}: {path} does not exist")
     try:
         done = subprocess.run(

@@ -9,8 +9,8 @@ and leaves room for a response.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,9 +80,9 @@ def _check_prompts(flag: str, names: str, split: str, tokenizer: Any, args: Simp
     paths = [name.split("@")[0].strip() for name in names.split(",")]
     for path in paths:
         if path.endswith(DATA_SUFFIXES):
-            if not Path(path).is_file():
+            if not os.path.isfile(path):
                 raise PreflightError(f"{flag}: {path} does not exist")
-            if not Path(path).stat().st_size:
+            if not os.path.getsize(path):
                 raise PreflightError(f"{flag}: {path} is empty")
     if flag == TRAINING:
         _check_probabilities(args.data.prompt_probs, len(paths))
@@ -198,7 +198,9 @@ def _tokens(prompt: str, tokenizer: Any) -> list[int]:
 
 
 def _reason(error: Exception) -> str:
-    return first_line(error) or type(error).__name__
+    # `datasets` hides what is wrong with a file behind "An error occurred while generating the dataset".
+    cause = error.__cause__
+    return first_line(cause if isinstance(cause, Exception) else error)
 
 
 def _shown(value: object) -> str:

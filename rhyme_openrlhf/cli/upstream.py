@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from rhyme_openrlhf.settings.config import OLD_FLAGS, SETTINGS_CLASSES
 from rhyme_openrlhf.settings.options import BAD_INPUT, Parser, add_old_flags, add_options
-from rhyme_openrlhf.settings.upstream_ranges import indivisible, out_of_range
+from rhyme_openrlhf.settings.upstream_ranges import indivisible, not_a_choice, out_of_range
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 HELP_ALL = "--help-all"
@@ -116,7 +116,8 @@ class TrainParser(Parser):
         add_old_flags(self, OLD_FLAGS)
         found = super().parse_args(list(self.arguments), namespace)
         # Before upstream's own checks, which calculate with these numbers.
-        if sentence := out_of_range({f"--{name}": value for name, value in vars(found).items()}):
+        given = {f"--{name}": value for name, value in vars(found).items()}
+        if sentence := out_of_range(given) or not_a_choice(given):
             self.error(sentence)
         return found
 
@@ -174,6 +175,8 @@ def parse(argv: Sequence[str]) -> SimpleNamespace:
             "a required option is missing: give at least --actor.model_name_or_path, --data.prompt_dataset, "
             "--vllm.num_engines and a reward (--reward.remote_url or --reward.model_name_or_path)"
         ) from error
+    except ImportError as error:
+        raise ArgumentsError(f"--use_ms needs a package that is not installed ({error})") from error
     (args,) = received
     if sentence := indivisible(args):
         raise ArgumentsError(sentence)

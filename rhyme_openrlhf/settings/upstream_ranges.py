@@ -1,4 +1,4 @@
-"""Ranges of OpenRLHF's numeric options, by flag: its parser takes any number.
+"""Ranges of OpenRLHF's numeric options, and words of those that take any word, by flag: its parser checks neither.
 
 Invariant: the table has every numeric option of OpenRLHF 0.11.2 and no other one, which `tests/settings/` compares with
 `settings/upstream_options.json`. So an option that a later OpenRLHF brings has to be judged here before it can be used.
@@ -145,6 +145,21 @@ UPSTREAM_RANGES: Mapping[str, Range] = {
     },
 }
 
+# Schedulers of Transformers that work with what OpenRLHF gives them. It gives no number of decay steps
+# (warmup_stable_decay) and no loss (reduce_lr_on_plateau, greedy).
+SCHEDULERS = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "cosine_with_min_lr", "cosine_warmup_with_min_lr",
+)  # fmt: skip
+UPSTREAM_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "--actor.lr_scheduler": SCHEDULERS,
+    "--critic.lr_scheduler": SCHEDULERS,
+    # DeepSpeed's names (runtime/config.py).
+    "--ds.grad_accum_dtype": ("fp32", "float32", "float", "bf16", "bfloat16", "fp16", "float16", "half"),
+    # Backends of torch.distributed.
+    "--vllm.sync_backend": ("nccl", "gloo", "mpi", "ucc", "xccl", "hccl"),
+}
+
 
 def out_of_range(values: Mapping[str, Any]) -> str:
     """Return one sentence on the first value outside of its range, or "". `values` by flag, None where not given."""
@@ -156,6 +171,15 @@ def out_of_range(values: Mapping[str, Any]) -> str:
     return ""
 
 
+def not_a_choice(values: Mapping[str, Any]) -> str:
+    """Return one sentence on the first value that OpenRLHF cannot use, or "". `values` as of `out_of_range`."""
+    for flag, allowed in UPSTREAM_CHOICES.items():
+        value = values.get(flag)
+        if value is not None and value not in allowed:
+            return f"{flag} must be one of {', '.join(allowed)}, got {value!r}"
+    return ""
+
+
 def indivisible(args: SimpleNamespace) -> str:
     """Return one sentence on batch sizes and ranks that do not divide each other, or "". `args`: upstream's, nested.
 
@@ -163,6 +187,8 @@ def indivisible(args: SimpleNamespace) -> str:
     """
     share = args.ds.ring_attn_size * args.ds.tensor_parallel_size
     for name, ranks in _models(args):
+        if not ranks:
+            return f"--{name}.num_nodes and --{name}.num_gpus_per_node must be at least 1, because the run has a {name}"
         if ranks % share:
             return (
                 f"--{name}.num_nodes times --{name}.num_gpus_per_node is {ranks}, which --ds.ring_attn_size times "
@@ -179,6 +205,54 @@ def indivisible(args: SimpleNamespace) -> str:
 
 def _models(args: SimpleNamespace) -> Iterator[tuple[str, int]]:
     """Yield the models that are trained, each with its number of ranks."""
-    yield "actor", args.actor.num_nodes * args.actor.num_gpus_per_node
+    yield "actor", _ranks(args, "actor")
     if args.critic.model_name_or_path:
-        yield "critic", args.critic.num_nodes * args.critic.num_gpus_per_node
+        yield "critic", _ranks(args, "critic")
+
+
+def misplaced(args: SimpleNamespace) -> str:
+    """Return one sentence on models that cannot be placed on the GPUs given to them, or "". `args`: upstream's, nested.
+
+    OpenRLHF asserts the equal numbers after Ray and engines have started (cli/train_ppo_ray.py).
+    """
+    share = args.ds.ring_attn_size * args.ds.tensor_parallel_size
+    has_ref, has_reward = args.algo.kl.init_coef > 0, not args.reward.remote_url
+    for name, has in (("ref", has_ref), ("reward", has_reward)):
+        ranks = _ranks(args, name)
+        if has and (not ranks or ranks % share):
+            return (
+                f"--{name}.num_nodes times --{name}.num_gpus_per_node is {ranks}, but must be a multiple of "
+                f"--ds.ring_attn_size times --ds.tensor_parallel_size ({share})"
+            )
+    colocated = args.train.colocate_all or args.train.colocate_actor_ref
+    if colocated and has_ref and _shape(args, "actor") != _shape(args, "ref"):
+        return _unequal("ref", "actor", "--train.colocate_all or --train.colocate_actor_ref")
+    both = args.train.colocate_critic_reward and args.critic.model_name_or_path
+    if both and _shape(args, "critic") != _shape(args, "reward"):
+        return _unequal("reward", "critic", "--train.colocate_critic_reward")
+    if args.train.colocate_all and not args.train.async_enable:
+        actors, engines = _ranks(args, "actor"), args.vllm.num_engines * args.vllm.tensor_parallel_size
+        if actors != engines:
+            return (
+                f"--train.colocate_all needs as many GPUs for engines as for the actor: --vllm.num_engines times "
+                f"--vllm.tensor_parallel_size is {engines}, and --actor.num_nodes times --actor.num_gpus_per_node is "
+                f"{actors}"
+            )
+    return ""
+
+
+def _shape(args: SimpleNamespace, name: str) -> tuple[int, int]:
+    model = getattr(args, name)
+    return model.num_nodes, model.num_gpus_per_node
+
+
+def _ranks(args: SimpleNamespace, name: str) -> int:
+    nodes, gpus = _shape(args, name)
+    return nodes * gpus
+
+
+def _unequal(name: str, other: str, flag: str) -> str:
+    return (
+        f"{flag} needs --{name}.num_nodes and --{name}.num_gpus_per_node to be those of --{other}.*, because both "
+        "models share GPUs"
+    )

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -119,7 +120,7 @@ class RecordedRun:
 def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedRun:
     """Read the run of a run directory; `cluster` and `features` give what it does not record. Raises WorkloadError."""
     path = directory / LENGTHS_FILE
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
         raise WorkloadError(f"{directory} has no {LENGTHS_FILE}: it is no run directory, or of an older version")
     rows = _rows(path)
     events = list(read_events(directory / EVENTS_FILE))

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, get_scheduler
+from transformers.trainer_utils import SchedulerType
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import preflight, preflight_models, preflight_runner, train_ppo_ray, upstream
@@ -17,6 +19,7 @@ from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import model_name, to_text
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import V1, DraftingSettings
+from rhyme_openrlhf.settings.upstream_ranges import SCHEDULERS
 from tests.latency import formula
 
 pytest.importorskip("openrlhf")
@@ -396,3 +399,37 @@ def test_a_hybrid_model_runs_without_drafts(tmp_path: Path, monkeypatch: pytest.
     assert refused(tmp_path, drafting__source="ngram", drafting__tokens="1") == message
     argv = [*arguments(str(tmp_path)), "--no-histospec.enable"]
     preflight.check(upstream.parse(argv))
+
+
+def test_a_reward_is_a_file_or_an_address(tmp_path: Path) -> None:
+    for nothing in ("reward_server:8000", "rewards", "http://there:1,there"):
+        assert "is neither a .py file nor an address" in refused(tmp_path, reward__remote_url=nothing)
+    check(tmp_path, reward__remote_url="http://there:8000/reward,https://here")
+
+
+def test_a_critic_that_is_not_there_is_named(tmp_path: Path) -> None:
+    gae = {"algo__advantage__estimator": "gae", "critic__num_gpus_per_node": "1"}
+    said = refused(tmp_path, critic__model_name_or_path=str(tmp_path / "none"), **gae)
+    assert said == f"--critic.model_name_or_path: {tmp_path / 'none'} does not exist"
+
+
+def test_models_that_cannot_be_placed_are_refused_before_ray_starts(tmp_path: Path) -> None:
+    said = refused(tmp_path, ref__num_gpus_per_node="0", algo__kl__init_coef="0.1")
+    assert said.startswith("--ref.num_nodes times --ref.num_gpus_per_node is 0")
+
+
+def test_the_schedulers_are_those_that_transformers_makes_of_what_openrlhf_gives() -> None:
+    def works(name: str) -> bool:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+        more = {"min_lr_rate": 0.1} if name in {"cosine_with_min_lr", "cosine_warmup_with_min_lr"} else {}
+        try:
+            made = get_scheduler(
+                name, optimizer, num_warmup_steps=1, num_training_steps=10, scheduler_specific_kwargs=more
+            )
+            optimizer.step()
+            made.step()
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    assert {one.value for one in SchedulerType if works(one.value)} == set(SCHEDULERS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,36 +97,56 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         check(tmp_path, [GOOD], "--actor.model_name_or_path", str(model))
 
 
+def test_what_is_wrong_with_a_file_is_said_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="cannot be loaded") as error:
+        check(tmp_path, [GOOD, [1, 2]])
+    assert "An error occurred while generating" not in str(error.value)
+
+
+def test_a_name_that_no_file_can_have_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="does not exist"):
+        check(tmp_path, [GOOD], "--data.prompt_dataset", "x" * 300 + ".jsonl")
+
+
+def test_modelscope_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(upstream.ArgumentsError, match="--use_ms needs a package that is not installed"):
+        check(tmp_path, [GOOD], "--use_ms")
+
+
 TEXTS = st.one_of(st.sampled_from(["1+1=", "", " ", "\u00e9\n", "{}", "1" * 300]), st.text(max_size=8))
 ROWS = st.one_of(
     st.fixed_dictionaries({"input": TEXTS, "label": TEXTS}),
     st.fixed_dictionaries({"input": st.one_of(TEXTS, st.none(), st.integers(), st.just(CHAT), st.just([]))}),
     st.dictionaries(st.sampled_from(["input", "label", "images"]), st.one_of(TEXTS, st.integers()), max_size=3),
 )
-NUMBERS = ["-1", "0", "1", "2", "3", "16", "1.5", "nan", "inf", "1e30"]
-FLAGS = [
-    "--train.batch_size", "--train.micro_batch_size", "--rollout.batch_size", "--rollout.micro_batch_size",
-    "--rollout.n_samples_per_prompt", "--rollout.max_new_tokens", "--rollout.top_p", "--rollout.temperature",
-    "--data.max_len", "--data.max_samples", "--actor.num_gpus_per_node", "--actor.num_nodes", "--vllm.num_engines",
-    "--vllm.tensor_parallel_size", "--ds.zero_stage", "--ds.ring_attn_size", "--ds.tensor_parallel_size",
-    "--ckpt.save_steps", "--eval.steps", "--train.seed", "--actor.adam.lr", "--train.num_episodes", "--ds.lora.rank",
-    "--algo.kl.init_coef", "--ckpt.max_num", "--actor.eps_clip", "--data.prompt_probs",
-]  # fmt: skip
+NUMBERS = ["-1", "0", "1", "2", "3", "16", "1.5", "nan", "inf", "1e30", "", "x"]
+WORDS = ["", "x", " ", "/nowhere/x", "a@b", ",", "{}", "\u00e9", "x" * 300, "gloo", "cosine", "auto"]
 TEMPLATES = ["{}", "Q: {}", "{} {0}", "{} {x}", "{} {", "no place"]
+
+
+def values(action: argparse.Action) -> st.SearchStrategy[tuple[str, ...]]:
+    """Return what may follow a flag: of the right kind and not."""
+    flag = st.just(action.option_strings[0])
+    if action.nargs == 0:
+        return st.tuples(flag)
+    if action.choices:
+        return st.tuples(flag, st.sampled_from([*map(str, action.choices), "nonsense"]))
+    one = st.sampled_from(NUMBERS if action.type in (int, float) else WORDS)
+    if action.nargs is None:
+        return st.tuples(flag, one)
+    return st.tuples(flag, one, one) | st.tuples(flag, one)
+
+
 OPTIONS = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(FLAGS), st.sampled_from(NUMBERS)),
+        st.sampled_from([action for action in upstream.options() if action.option_strings]).flatmap(values),
         st.tuples(st.sampled_from(["--data.prompt_split", "--data.input_key", "--data.label_key"]), TEXTS),
         st.tuples(st.just("--data.input_template"), st.sampled_from(TEMPLATES)),
-        st.tuples(
-            st.sampled_from(
-                ["--data.apply_chat_template", "--train.dynamic_batch_enable", "--algo.dynamic_filtering_enable",
-                 "--train.async_enable", "--train.colocate_all", "--histopipe.enable", "--move.enable"]
-            )
-        ),
+        st.tuples(st.sampled_from(["--histopipe.enable", "--move.enable", "--reallocation.enable"])),
     ),
-    max_size=3,
-)  # fmt: skip
+    max_size=4,
+)
 
 
 # 500 of them: RHYME_FUZZ=500 pytest -k any_options
@@ -142,9 +164,12 @@ def test_any_options_and_rows_start_or_are_refused_in_one_sentence(
 
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = [f"{flag[0]}={flag[1]}" if len(flag) == 2 else flag[0] for flag in chosen]
+    options = [part for flag in chosen for part in ([f"{flag[0]}={flag[1]}"] if len(flag) == 2 else flag)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_check_import", lambda *_: None)
+        # A name without a file is looked up on the hub otherwise.
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        patch.setattr("datasets.config.HF_HUB_OFFLINE", True)
         try:
             args, ours = train_arguments.parse([*arguments(str(tmp_path)), f"--data.prompt_dataset={data}", *options])
             train_arguments.checked(args, ours, lambda said: None)

@@ -10,7 +10,15 @@ import pytest
 pytest.importorskip("fastapi")
 
 from rhyme_openrlhf.api.launch.schema import options
-from rhyme_openrlhf.settings.upstream_ranges import UPSTREAM_RANGES, Range, indivisible, out_of_range
+from rhyme_openrlhf.settings.upstream_ranges import (
+    UPSTREAM_CHOICES,
+    UPSTREAM_RANGES,
+    Range,
+    indivisible,
+    misplaced,
+    not_a_choice,
+    out_of_range,
+)
 
 
 def test_every_number_of_openrlhfs_is_in_the_table_and_nothing_else() -> None:
@@ -66,3 +74,48 @@ def test_batches_and_ranks_that_do_not_divide_are_named() -> None:
     assert not indivisible(sizes(16, 8)) and not indivisible(sizes(12, 8, dynamic=True))
     # Ring attention shares a sample among ranks.
     assert not indivisible(sizes(8, 2, gpus=8, ring=2))
+
+
+def test_a_trained_model_without_gpus_is_named() -> None:
+    none = sizes(16, 8, critic="a critic")
+    none.critic.num_gpus_per_node = 0
+    assert "because the run has a critic" in indivisible(none)
+
+
+def test_a_word_that_openrlhf_cannot_use_is_named_with_those_it_can() -> None:
+    theirs = [one for one in options().values() if one.source == "openrlhf"]
+    assert not not_a_choice({one.flag: one.default for one in theirs})
+    assert set(UPSTREAM_CHOICES) <= {one.flag for one in theirs}
+    said = not_a_choice({"--actor.lr_scheduler": "cosin"})
+    assert said.startswith("--actor.lr_scheduler must be one of linear, cosine, ") and said.endswith("got 'cosin'")
+    assert "--ds.grad_accum_dtype" in not_a_choice({"--ds.grad_accum_dtype": "fp8"})
+
+
+def placed(kl: float = 0.0, reward: str = "r.py", **given: object) -> NS:
+    """Return arguments of a run with one GPU for each model and two engines, with some of `train` changed."""
+    one = {"num_nodes": 1, "num_gpus_per_node": 1}
+    train = {"colocate_all": False, "colocate_actor_ref": False, "colocate_critic_reward": False, "async_enable": False}
+    return NS(
+        ds=NS(ring_attn_size=1, tensor_parallel_size=1), algo=NS(kl=NS(init_coef=kl)), train=NS(**{**train, **given}),
+        actor=NS(**one), ref=NS(**one), critic=NS(**one, model_name_or_path="c"), reward=NS(**one, remote_url=reward),
+        vllm=NS(num_engines=2, tensor_parallel_size=1),
+    )  # fmt: skip
+
+
+def test_models_that_cannot_be_placed_are_named() -> None:
+    assert not misplaced(placed()) and not misplaced(placed(colocate_all=True, async_enable=True))
+    assert "--train.colocate_all needs as many GPUs for engines" in misplaced(placed(colocate_all=True))
+    args = placed(kl=0.1, colocate_actor_ref=True)
+    assert not misplaced(args)
+    args.ref.num_gpus_per_node = 2
+    assert "--ref.num_nodes and --ref.num_gpus_per_node to be those of --actor.*" in misplaced(args)
+    args.ref.num_gpus_per_node = 0
+    assert "--ref.num_nodes times --ref.num_gpus_per_node is 0" in misplaced(args)
+    args = placed(colocate_critic_reward=True)
+    args.reward.num_gpus_per_node = 0
+    assert "--train.colocate_critic_reward needs --reward.num_nodes" in misplaced(args)
+    # As OpenRLHF's scripts do for a reward that needs no GPU.
+    args.train.colocate_critic_reward = False
+    assert not misplaced(args)
+    args.reward.remote_url = ""
+    assert "--reward.num_gpus_per_node is 0" in misplaced(args)
