@@ -1,4 +1,4 @@
-"""The ending of a run: what it is called, and its parts, each run whatever became of the others, within a time limit.
+"""The ending of a run: its name, and its parts, each run within a time limit whether or not the others failed.
 
 Invariants:
 - A part that fails, or that does not come back, costs one line on the terminal, and the next part is run.

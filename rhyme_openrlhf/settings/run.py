@@ -42,7 +42,7 @@ class LimitSettings(Settings):
 
     reward_s: float = option(
         600.0,
-        "Seconds a reward function may take for one sample; then it is called once more. A reward server has the limit "
+        "Seconds a reward function may take for one sample. Then it is called once more. A reward server has the limit "
         "of OpenRLHF: five times 180 seconds.",
         low=0.1,
         high=86400,
@@ -50,7 +50,7 @@ class LimitSettings(Settings):
     rollout_s: float = option(
         # Longer than a reward may take, because the last samples of a rollout may all wait for theirs.
         1800.0,
-        "Seconds a rollout or an evaluation may go on without a new token or a finished sample.",
+        "Seconds a rollout may go on without a new token or finished sample. The limit is that of evaluations, too.",
         low=1,
         high=86400,
     )
