@@ -48,9 +48,7 @@ from rhyme_openrlhf.telemetry.recorder import Recorder
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
 from rhyme_openrlhf.telemetry.summary import UNFINISHED, render, summarize
-from rhyme_openrlhf.training.failure import (
-    unmasked_interruptions,
-)
+from rhyme_openrlhf.training.failure import Interrupted, unmasked_interruptions
 from rhyme_openrlhf.training.resume import prepare
 
 SOURCE = "driver"
@@ -158,7 +156,8 @@ def _run(job: _Job, notes: list[str], ending: Ending) -> int:
             termination.close()
     # Upstream, and people's code in it, raise anything, SystemExit included: each is this run's end, and is told.
     except BaseException as error:  # noqa: BLE001
-        failure = error
+        # Ray's waits raise a plain KeyboardInterrupt for any kind of it.
+        failure = Interrupted() if termination.interrupts and type(error) is KeyboardInterrupt else error
     if reserve is not None:
         ending.part("release the room for the run's last words", reserve.release)
     if isinstance(failure, LaunchError):

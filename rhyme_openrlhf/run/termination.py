@@ -18,8 +18,8 @@ from rhyme_openrlhf.telemetry.run_directory import write_json
 from rhyme_openrlhf.training.failure import Interrupted
 
 ASKED_BY = "SIGTERM"
-# Ray's core may drop what a signal handler raises while it waits (seen with 2.55.0). So the interruption is repeated
-# until the ending has begun, which closes the termination at once.
+# Code in C, and callbacks, may drop what a signal handler raises. So the interruption is repeated until the ending has
+# begun, which closes the termination at once.
 INSIST_SECONDS = 5.0
 
 
@@ -39,6 +39,11 @@ class Termination:
     def requested(self) -> bool:
         """Return whether SIGTERM came."""
         return self._requested.is_set()
+
+    @property
+    def interrupts(self) -> bool:
+        """Return whether the main thread is interrupted: a KeyboardInterrupt in it is this one then, not Ctrl-C."""
+        return self._interrupting
 
     def install(self) -> None:
         """Have SIGTERM handled here. In the main thread, after ray.init, which sets a handler of its own."""

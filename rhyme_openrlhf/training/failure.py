@@ -33,8 +33,12 @@ TERMINATED_IN_ORDER = "ended by SIGTERM after its step"
 TERMINATED = "ended by SIGTERM"
 
 
-class Interrupted(BaseException):
-    """Raised in the main thread (run/termination.py). Not an Exception: nothing upstream may swallow it."""
+class Interrupted(KeyboardInterrupt):
+    """Raised in the main thread (run/termination.py). Not an Exception: nothing upstream may swallow it.
+
+    Ray's waits end for a KeyboardInterrupt alone, and raise a plain one then. For any other exception of a signal
+    handler they go on, and look for signals no more. Seen with Ray 2.55.0.
+    """
 
 
 @contextmanager

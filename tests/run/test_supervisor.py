@@ -15,6 +15,7 @@ import ray
 
 from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, Supervisor, read_actors
+from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import (
@@ -227,6 +228,23 @@ def test_a_run_that_gets_nowhere_is_ended(session: Path, tmp_path: Path) -> None
     wait_until(ended)
     assert [event.text for event in watched.events if isinstance(event, Note) and "is not JSON" in event.text]
     assert "the rollout of step 2" in watched.supervisor.fault and "--limits.rollout_s" in watched.supervisor.fault
+
+
+def test_a_driver_that_waits_in_ray_is_interrupted(session: Path, tmp_path: Path) -> None:
+    hanging = ray.remote(num_cpus=0)(lambda: time.sleep(NOTICED_WITHIN_S))
+    waiting = hanging.remote()
+    before = signal.getsignal(signal.SIGTERM)
+    termination = Termination(tmp_path / "stop-request.json", NOTICED_WITHIN_S)
+    termination.install()
+    threading.Timer(0.5, termination.interrupt).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ray.get(waiting, timeout=NOTICED_WITHIN_S / 2)
+        assert termination.interrupts
+    finally:
+        termination.close()
+        signal.signal(signal.SIGTERM, before)
+        ray.cancel(waiting, force=True)
 
 
 def test_a_control_store_that_does_not_answer_ends_the_run_after_a_while(
