@@ -13,6 +13,7 @@ Invariants:
 - A death is noticed within two polls.
 - The trainer gets GRACE_SECONDS to end the run itself, with a checkpoint where it can.
 - Ray restarts a history worker that died; its death ends nothing.
+- Without the recorder there are no events to judge by, so time limits end nothing from its death on.
 - Watching changes nothing of the run.
 """
 
@@ -129,7 +130,8 @@ GRACE_SECONDS = 40.0
 # Without these nothing can be saved any more.
 INDISPENSABLE = ("policy actor", "critic actor", "trainer", "trainer coordinator")
 # Losing these costs the record, or drafts, and not the run.
-DISPENSABLE = ("recorder", "system probe")
+RECORDER = "recorder"
+DISPENSABLE = (RECORDER, "system probe")
 # An engine answers between two decode steps; one that is quiet for this long is worth a warning, no more.
 QUIET_SECONDS = 60.0
 
@@ -167,7 +169,7 @@ class Supervisor:
         # Deaths of engines that the run went on without.
         self._outlived: list[_Death] = []
         self._unreachable_since: float | None = None
-        self._told_unreadable = False
+        self._told_unreadable = self._blind = False
         self._look_lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -232,7 +234,7 @@ class Supervisor:
             grace = POLL_SECONDS if any(death.final for death in self._deaths) else GRACE_SECONDS
             if now - self._deaths[0].at > grace:
                 return self._deaths[0].sentence
-        return self._stage.overdue(now) or ""
+        return "" if self._blind else self._stage.overdue(now) or ""
 
     def _look(self) -> None:
         with self._look_lock:
@@ -252,6 +254,8 @@ class Supervisor:
 
     def _died(self, actor: ActorRow, cause: str) -> None:
         self._dead.add(actor.key)
+        # No events come any more, so nothing can be said of a run that may go on well.
+        self._blind |= actor.name == RECORDER
         if CORE_FAILED in cause and (error := core_error(self._logs, actor.pid)):
             cause = f"{NOT_STARTED}: {error}"
         tail = last_lines(self._logs, actor.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 import ray
 
 from rhyme_openrlhf.engine_errors import leave_out_lost
-from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, Supervisor, read_actors
+from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, ActorRow, Supervisor, read_actors
 from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
@@ -228,6 +229,12 @@ def test_a_run_that_gets_nowhere_is_ended(session: Path, tmp_path: Path) -> None
     wait_until(ended)
     assert [event.text for event in watched.events if isinstance(event, Note) and "is not JSON" in event.text]
     assert "the rollout of step 2" in watched.supervisor.fault and "--limits.rollout_s" in watched.supervisor.fault
+
+
+def test_without_the_recorder_no_limit_ends_a_run(watched: Watched) -> None:
+    assert "--limits.stage_s" in watched.supervisor._judge(math.inf)
+    watched.supervisor._died(ActorRow("key", "recorder", 7, "node", False, 0, "its node is gone"), "its node is gone")
+    assert watched.supervisor._judge(math.inf) == "" and watched.deaths("recorder")
 
 
 def test_a_driver_that_waits_in_ray_is_interrupted(session: Path, tmp_path: Path) -> None:
