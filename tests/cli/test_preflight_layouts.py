@@ -116,6 +116,7 @@ def test_what_shares_a_gpu_finds_room(tmp_path: Path) -> None:
     """Five processes of a fifth each, as OpenRLHF asks Ray for: policy, reference model, engines of three layouts."""
     assert asked(tmp_path, *COLOCATED, "--tp_switch.sizes", "2,4", *GPU, on_gpus=True)
     critic = ["--critic.model_name_or_path", "critic", "--algo.advantage.estimator", "gae"]
+    critic += ["--critic.num_gpus_per_node", "4"]
     with pytest.raises(PreflightError, match="room for 5 .* be 6: engines of 3 layouts, actor, reference, critic"):
         asked(tmp_path, *COLOCATED, *critic, "--tp_switch.sizes", "2,4", *GPU, on_gpus=True)
 

@@ -39,10 +39,10 @@ class Engine:
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=[52, 50], finish_reason="stop", logprobs=None)])
 
 
-def rewarded(tmp_path: Path, body: str) -> dict[str, Any]:
+def rewarded(tmp_path: Path, body: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
     reward = tmp_path / "reward.py"
     reward.write_text(f"import time\ndef reward_func(queries, prompts, labels, **kwargs):\n    {body}\n")
-    executor = CheckedExecutor(str(reward), LIMIT_S)
+    executor = CheckedExecutor(str(reward), limit_s)
     return asyncio.run(executor.execute("6*7=", "42", SamplingParams(max_tokens=8), 64, Tokenizer(), Engine()))
 
 
@@ -67,7 +67,8 @@ def test_a_right_reward_passes(tmp_path: Path) -> None:
 )
 def test_no_reward_is_an_error(tmp_path: Path, body: str, says: str) -> None:
     with pytest.raises(RewardError) as error:
-        rewarded(tmp_path, body)
+        # A busy machine starts a thread late: only what hangs meets the limit.
+        rewarded(tmp_path, body, LIMIT_S if "within" in says else 300)
     assert says in str(error.value)
     assert "reward.py" in str(error.value) and "6*7=" in str(error.value)
     assert isinstance(error.value, RewardLateError) == ("within" in says)
