@@ -63,7 +63,10 @@ UPSTREAM = (
     Feature("evaluation", f"--eval.steps 2 --eval.dataset {embedded.DATA}"),
     Feature("agent", "--train.agent_func_path AGENT"),
     Feature("images (vision)", "--data.max_images_per_prompt 1"),
-    Feature("critic (GAE)", f"--algo.advantage.estimator gae --critic.model_name_or_path {embedded.MODEL}"),
+    Feature(
+        "critic (GAE)",
+        f"--algo.advantage.estimator gae --critic.model_name_or_path {embedded.MODEL} --critic.num_gpus_per_node 1",
+    ),
     Feature("reward model", f"--reward.model_name_or_path {embedded.MODEL}"),
     Feature("LoRA", "--ds.lora.rank 8"),
     Feature("4-bit weights", "--ds.load_in_4bit"),
