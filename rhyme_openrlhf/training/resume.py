@@ -112,7 +112,9 @@ def _refuse_unknown(directory: CheckpointDirectory, universal: bool) -> None:
             )
         return
     name = directory.named(POLICY, LATEST)
-    if name is not None and not TAG.fullmatch(name):
+    is_another = bool(name) and (policy / str(name)).is_dir()
+    # A name torn by a kill is nobody's checkpoint: then the newest complete save is taken, if there is one.
+    if name is not None and not TAG.fullmatch(name) and (is_another or directory.newest() is None):
         raise ResumeError(
             f"--ckpt.load_enable: {policy / LATEST} names '{name[:80]}', which is no checkpoint of OpenRLHF's "
             f"(global_step<n>): write the name of the one to load into it, or choose another --ckpt.path to start anew"
