@@ -66,7 +66,7 @@ class UnchangedPPOTrainer(PlainPPOTrainer):
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
         """Train one step, as upstream, on samples in an order that does not depend on timing."""
         if self._reproducible:
-            rollout_samples = in_prompt_order(rollout_samples)
+            rollout_samples = in_prompt_order(rollout_samples, self.args.rollout.n_samples_per_prompt)
         tokens = sum(int(sample.response_length.item()) for sample in rollout_samples)
         status, step = super().train_step(rollout_samples, global_step)
         self._written = {"step": step, "response_tokens": tokens}
