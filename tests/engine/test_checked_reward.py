@@ -59,7 +59,8 @@ def test_a_right_reward_passes(tmp_path: Path) -> None:
         ("raise TimeoutError('the judge')", "raised TimeoutError: the judge"),
         ("raise SystemExit(3)", "raised SystemExit: 3"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt for"),
-        ("import sys; sys.exit()", "raised SystemExit for"),
+        # Ray replaces sys.exit by one that names 0.
+        ("import sys; sys.exit()", "raised SystemExit"),
         ("time.sleep(3)", "did not answer within 1 s (--limits.reward_s)"),
         ("return {'reward': 1.0}", "returned no 'rewards'"),
         ("return None", "returned no 'rewards'"),
