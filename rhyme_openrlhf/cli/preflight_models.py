@@ -37,7 +37,7 @@ def check_model(flag: str, path: str | None) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=True)
     except Exception as error:  # people's files, and code of the model's, which raise anything
-        reason = first_line(error) or type(error).__name__
+        reason = first_line(error)
         raise PreflightError(f"{flag}: {path} cannot be loaded as a model ({reason})") from error
 
 
