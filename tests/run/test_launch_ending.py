@@ -17,6 +17,7 @@ pytest.importorskip("openrlhf")
 
 from rhyme_openrlhf.run import launch
 from rhyme_openrlhf.run.ending import Ending
+from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, RunFinished, RunStarted
@@ -42,6 +43,13 @@ PARTS = {
 }
 # These need what the part before them found.
 NEEDS = {"write_json": "summarize", "render": "summarize"}
+
+
+class UninstalledTermination(Termination):
+    """Leaves the signals of the tests' own process alone."""
+
+    def install(self) -> None:
+        """Install nothing."""
 
 
 class Fixture:
@@ -74,7 +82,7 @@ class Fixture:
         )
         stand_ins = {
             "ray": ray,
-            "Termination": lambda *_: SimpleNamespace(install=lambda: None, close=lambda: None, requested=False),
+            "Termination": UninstalledTermination,
             "Reserve": lambda _: SimpleNamespace(release=self.part("release")),
             "_start_ray": lambda _: session,
             "_check_gpus": lambda _: None,
