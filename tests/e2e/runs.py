@@ -136,23 +136,37 @@ class KilledRun:
             assert time.time() < deadline, f"waited {RUN_TIMEOUT_S} s for {what}"
             time.sleep(0.1)
 
+    def terminate(self) -> None:
+        """SIGTERM for the driver, as schedulers send it."""
+        self._driver.terminate()
+
+    def wait(self) -> FinishedRun:
+        """Wait for its end."""
+        code = self._driver.wait(RUN_TIMEOUT_S)
+        return FinishedRun(self.path, code, self._output.read_text(), self.events())
+
     def kill(self) -> None:
         self._driver.kill()
         self._driver.wait()
         kill_all(self._mark)
 
 
-def engines(folder: Path) -> list[int]:
-    """Processes of the engine actors whose driver works in `folder`, in the order of their start."""
+def actors(folder: Path, name: str) -> list[int]:
+    """Processes of the actors of a class whose driver works in `folder`, in the order of their start."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "cmdline").read_bytes().startswith(b"ray::RhymeRolloutActor"):
+            if (process / "cmdline").read_bytes().startswith(f"ray::{name}".encode()):
                 found += [int(process.name)] if Path(os.readlink(process / "cwd")) == folder else []
         except OSError:
             # It has ended since.
             continue
     return sorted(found)
+
+
+def engines(folder: Path) -> list[int]:
+    """Processes of the engine actors whose driver works in `folder`, in the order of their start."""
+    return actors(folder, "RhymeRolloutActor")
 
 
 def kill_one_in_step(step: int, run: Path, folder: Path) -> None:
