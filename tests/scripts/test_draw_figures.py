@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import ModuleType
-from xml.etree import ElementTree
 
 import pytest
 
@@ -16,15 +15,6 @@ def test_the_files_are_what_the_script_draws(script: ModuleType, tmp_path: Path)
     script.write(tmp_path)
     drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert {file.name: file.read_text() for file in (DOCS / "images" / "how").iterdir()} == drawn
-
-
-def test_figures_are_whole_and_load_nothing(script: ModuleType) -> None:
-    for draw in script.FIGURES.values():
-        figure = draw()
-        root = ElementTree.fromstring(figure)
-        assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert "prefers-color-scheme: dark" in figure
-        assert re.findall(r"(?:href|src)=|@import|url\((?!#)", figure) == []
 
 
 def test_a_page_shows_each_figure(script: ModuleType) -> None:

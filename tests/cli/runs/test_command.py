@@ -60,8 +60,6 @@ def test_runs_are_found_by_a_condition(rhyme: Rhyme, reported: str) -> None:
     assert code == 0 and reported in out and "metric.policy_loss" in out and "0.1" in out, err
     (run,) = answer(rhyme, "list", "--filter", condition, "--column", "metric.policy_loss")
     assert run["values"] == {"metric.policy_loss": 0.1}
-    code, _, err = rhyme("list", "--filter", "reward >")
-    assert code == 1 and "expected a value" in err and len(err.splitlines()) == 1
 
 
 def test_events_are_shown_as_lines(rhyme: Rhyme, reported: str) -> None:
@@ -201,17 +199,8 @@ def test_a_run_is_started_stopped_resumed_and_cloned(rhyme: Rhyme) -> None:
     code, out, _ = rhyme("stop", "mine", "--wait")
     assert code == 0 and "stopped" in out
     assert answer(rhyme, "resume", started["uid"])["status"] == "queued"
-    clone = [
-        "clone",
-        started["uid"],
-        "--name",
-        "wide",
-        "--set",
-        "histospec.window_max=64",
-        "--unset",
-        "train.num_episodes",
-    ]
-    cloned = answer(rhyme, *clone)
+    changes = "--name wide --set histospec.window_max=64 --unset train.num_episodes"
+    cloned = answer(rhyme, "clone", started["uid"], *changes.split())
     assert cloned["parent"] == started["uid"] and cloned["name"] == "wide"
     assert cloned["spec"]["arguments"]["histospec"]["window_max"] == 64
     assert "num_episodes" not in cloned["spec"]["arguments"]["train"]
@@ -233,12 +222,6 @@ def test_a_spec_is_started_from_a_file_once(rhyme: Rhyme, tmp_path: Path) -> Non
     file.write_text(json.dumps({"nmae": "again"}))
     code, _, err = rhyme(*argv)
     assert code == 2 and "no field 'nmae'" in err
-
-
-def test_bad_values_are_said_field_by_field(rhyme: Rhyme) -> None:
-    code, out, err = rhyme("start", "--", "rhyme", "demo", "--histospec.window_max", "900")
-    assert (code, out) == (1, "")
-    assert "histospec.window_max" in err and "from 1 to 128" in err and len(err.splitlines()) == 1
 
 
 def test_runs_are_compared(rhyme: Rhyme, reported: str) -> None:
@@ -296,23 +279,11 @@ def test_a_run_is_edited_archived_and_deleted(rhyme: Rhyme) -> None:
     assert rhyme("show", uid)[0] == 1
 
 
-def test_an_unknown_run_is_one_sentence(rhyme: Rhyme) -> None:
-    for name in ("nonsense", "f" * 16):
-        code, out, err = rhyme("show", name)
-        assert (code, out) == (1, "") and name in err and len(err.splitlines()) == 1
-
-
 def test_an_ambiguous_name_is_said(rhyme: Rhyme) -> None:
     for _ in range(2):
         new_run(rhyme, "twin")
     code, _, err = rhyme("show", "twin")
     assert code == 1 and "several runs are called 'twin'" in err
-
-
-def test_no_server_is_one_sentence(rhyme: Rhyme, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RHYME_CONTROL_TOKEN", "t")
-    code, _, err = rhyme("list", "--server", "http://127.0.0.1:9")
-    assert code == 3 and "no control plane answers at http://127.0.0.1:9" in err and len(err.splitlines()) == 1
 
 
 def test_a_token_that_is_missing_or_refused_is_one_sentence(
@@ -384,25 +355,10 @@ def test_login_without_a_link_makes_a_token_from_this_machine_s_store(
     assert rhyme("list")[0] == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "list",
-        "show",
-        "start",
-        "stop",
-        "resume",
-        "clone",
-        "edit",
-        "archive",
-        "delete",
-        "logs",
-        "compare",
-        "export",
-        "import",
-        "login",
-    ],  # fmt: skip
-)
+NAMES = "list show start stop resume clone edit archive delete logs compare export import login"
+
+
+@pytest.mark.parametrize("name", NAMES.split())
 def test_help_teaches_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         build_parser().parse_args([name, "--help"])
@@ -412,22 +368,34 @@ def test_help_teaches_with_an_example(name: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "code", "said"),
     [
-        (["start"], "give either a command"),
-        (["start", "--file", "/nowhere.json"], "/nowhere.json cannot be read"),
-        (["clone", "f" * 16, "--set", "x"], "--set needs GROUP.OPTION=VALUE"),
-        (["clone", "f" * 16, "--unset", "x"], "an option is GROUP.OPTION"),
+        ("show nonsense", 1, "nonsense"),
+        ("show ffffffffffffffff", 1, "ffffffffffffffff"),
+        ("list --filter reward>", 1, "expected a value"),
+        ("start -- rhyme demo --histospec.window_max 900", 1, "histospec.window_max.*from 1 to 128"),
+        ("stop --experiment nothing", 1, "there is no experiment"),
+        ("tokens --revoke 123456", 1, "token"),
+        ("list --view none", 1, "there is no saved view named none"),
+        ("start", 2, "give either a command"),
+        ("start --file /nowhere.json", 2, "/nowhere.json cannot be read"),
+        ("clone ffffffffffffffff --set x", 2, "--set needs GROUP.OPTION=VALUE"),
+        ("clone ffffffffffffffff --unset x", 2, "an option is GROUP.OPTION"),
+        ("stop", 2, ""),
+        ("export --to mlflow", 2, "name it"),
+        ("sweep --name lr --vary actor.adam.lr=a..b -- rhyme demo", 2, r"LOW\.\.HIGH"),
+        ("sweep --name lr --vary actor.adam.lr -- rhyme demo", 2, "GROUP.OPTION=VALUES"),
+        ("views save x --tag a --tag b", 2, "--filter"),
+        ("list --server http://127.0.0.1:9", 3, "no control plane answers at http://127.0.0.1:9"),
     ],
 )
-def test_wrong_usage_is_one_sentence(rhyme: Rhyme, argv: list[str], said: str) -> None:
-    code, _, err = rhyme(*argv)
-    assert code == 2 and said in err and len(err.splitlines()) == 1
-
-
-def test_a_copy_is_of_one_run(rhyme: Rhyme) -> None:
-    code, _, err = rhyme("export", "--to", "mlflow")
-    assert code == 2 and "name it" in err
+def test_what_cannot_be_done_is_one_sentence_and_a_code(
+    rhyme: Rhyme, monkeypatch: pytest.MonkeyPatch, argv: str, code: int, said: str
+) -> None:
+    if code == 3:
+        monkeypatch.setenv("RHYME_CONTROL_TOKEN", "t")
+    found, out, err = rhyme(*argv.split())
+    assert (found, out) == (code, "") and re.search(said, err) and len(err.splitlines()) == 1
 
 
 def test_tokens_are_made_listed_and_revoked_and_all_of_it_is_in_the_audit_log(rhyme: Rhyme) -> None:
@@ -446,8 +414,6 @@ def test_tokens_are_made_listed_and_revoked_and_all_of_it_is_in_the_audit_log(rh
     assert [one["action"] for one in done] == ["Revoke a token", "Create a token"]
     code, out, _ = rhyme("audit", "--name", "the operator", "--limit", "2")
     assert code == 0 and "Revoke a token" in out and "127.0.0.1" in out
-    code, _, err = rhyme("tokens", "--revoke", "123456")
-    assert code == 1 and "token" in err and len(err.splitlines()) == 1
 
 
 def test_a_sweep_is_started_listed_and_stopped(rhyme: Rhyme) -> None:
@@ -469,13 +435,6 @@ def test_a_sweep_is_started_listed_and_stopped(rhyme: Rhyme) -> None:
     assert code == 0 and "4 runs were asked to stop" in out
     assert {run["status"] for run in answer(rhyme, "list", "--experiment", "lr")} == {"stopped"}
     assert {run["status"] for run in answer(rhyme, "list", "--experiment", "drawn")} == {"queued"}
-    code, _, err = rhyme("sweep", "--name", "lr", "--vary", "actor.adam.lr=a..b", "--", "rhyme", "demo")
-    assert code == 2 and "LOW..HIGH" in err
-    code, _, err = rhyme("sweep", "--name", "lr", "--vary", "actor.adam.lr", "--", "rhyme", "demo")
-    assert code == 2 and "GROUP.OPTION=VALUES" in err
-    code, _, err = rhyme("stop", "--experiment", "nothing")
-    assert code == 1 and "there is no experiment" in err
-    assert rhyme("stop")[0] == 2
 
 
 def test_webhooks_are_made_tested_listed_and_deleted(
@@ -501,10 +460,8 @@ def test_webhooks_are_made_tested_listed_and_deleted(
         receiver.answer = b"HTTP/1.1 500 x\r\nContent-Length: 0\r\n\r\n"
         code, _, err = hooks("test", number)
         assert code == 1 and err == f"rhyme webhooks: webhook {number}: it answered 500\n"
-    assert [one["state"] for one in json.loads(hooks("log", "--webhook", number, "--json")[1])] == [
-        "failed",
-        "delivered",
-    ]
+    log = json.loads(hooks("log", "--webhook", number, "--json")[1])
+    assert [one["state"] for one in log] == ["failed", "delivered"]
     assert "it answered 500" in " ".join(hooks("log")[1].split())
     assert hooks("delete", number)[0] == 0 and hooks("delete", number)[0] == 1
     code, _, err = hooks("add", "team", "ftp://x", "--event", "failed")
@@ -520,12 +477,8 @@ def test_views_are_saved_listed_used_renamed_and_deleted(rhyme: Rhyme, reported:
     condition = "reward > 0"
     given = ("--filter", condition, "--column", "metric.policy_loss", "--tag", "none such")
     saved = viewed("save", "good", "--everyone", *given)
-    assert (saved["filter"], saved["values"], saved["tag"], saved["shared"]) == (
-        condition,
-        ["metric.policy_loss"],
-        "none such",
-        True,
-    )
+    wanted = {"filter": condition, "values": ["metric.policy_loss"], "tag": "none such", "shared": True}
+    assert {name: saved[name] for name in wanted} == wanted
     assert rhyme("views", "save", "good", "--everyone")[0] == 1
     assert answer(rhyme, "list", "--view", "good") == []
     viewed("save", "good", "--everyone", "--replace", *given[:-2])
@@ -540,7 +493,4 @@ def test_views_are_saved_listed_used_renamed_and_deleted(rhyme: Rhyme, reported:
     table = " ".join(rhyme("views", "list")[1].split())
     assert "mine" in table and "everyone" in table and f"filter {condition}" in table
     assert rhyme("views", "delete", "mine")[0] == 0
-    code, _, err = rhyme("list", "--view", "mine")
-    assert code == 1 and "there is no saved view named mine" in err
-    code, _, err = rhyme("views", "save", "x", "--tag", "a", "--tag", "b")
-    assert code == 2 and "--filter" in err
+    assert "mine" not in rhyme("views", "list")[1]

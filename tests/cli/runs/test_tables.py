@@ -43,36 +43,9 @@ def rendered(content: RenderableType) -> str:
 
 def test_the_table_of_runs() -> None:
     head, line = rendered(tables.runs_table([RUN], NOW)).splitlines()
-    assert head.split() == [
-        "run",
-        "name",
-        "status",
-        "step",
-        "reward",
-        "tokens/s",
-        "speculation",
-        "bubbles",
-        "age",
-        "tags",
-    ]
-    assert line.split() == (
-        [
-            "0f3a5b7c9d1e2f40",
-            "math-7b",
-            "running",
-            "42/500",
-            "0.612",
-            "5,210",
-            "57%",
-            "-",
-            "1",
-            "min",
-            "40",
-            "s",
-            "baseline,",
-            "a",
-        ]
-    )
+    assert " ".join(head.split()) == "run name status step reward tokens/s speculation bubbles age tags"
+    wanted = "0f3a5b7c9d1e2f40 math-7b running 42/500 0.612 5,210 57% - 1 min 40 s baseline, a"
+    assert " ".join(line.split()) == wanted
 
 
 def test_one_run() -> None:

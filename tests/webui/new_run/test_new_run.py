@@ -32,26 +32,6 @@ def test_the_demo_is_ready_to_start(launching_dashboard: Any) -> None:
     assert len(set(re.findall(r'data-key="([^"]*)"', page))) == len(re.findall(r'data-key="([^"]*)"', page))
 
 
-@pytest.mark.parametrize("template", ["grpo", "async"])
-def test_a_cluster_template_says_what_it_needs(launching_dashboard: Any, template: str) -> None:
-    page = launching_dashboard.signed_in().get("/runs/new", params={"template": template}).text
-    assert faults(page) == {"data.prompt_dataset", "reward.remote_url"}
-
-
-def test_a_viewer_starts_nothing(launching_dashboard: Any) -> None:
-    viewer = launching_dashboard.signed_in("viewer")
-    assert viewer.get("/runs/new").status_code == 403 and "/runs/new" not in viewer.get("/").text
-    assert viewer.post("/ui/new-run/panel", json={"name": "a", "arguments": {}}).status_code == 403
-    assert viewer.post("/ui/new-run/form", json={"command": "rhyme demo"}).status_code == 403
-
-
-def test_unknown_templates_and_runs_are_not_found(launching_dashboard: Any) -> None:
-    client = launching_dashboard.signed_in()
-    assert client.get("/runs/new", params={"template": "nothing"}).status_code == 404
-    assert client.get("/runs/new", params={"clone": "0" * 16}).status_code == 404
-    assert client.get("/runs/new", params={"clone": "x"}).status_code == 422
-
-
 def test_every_fault_is_named_with_its_field(launching_dashboard: Any) -> None:
     client = launching_dashboard.signed_in()
     given = {"vllm": {"num_engines": "many"}, "histospec": {"window_max": 999}, "no": {"such": 1}}
@@ -146,11 +126,6 @@ def test_a_plan_that_does_not_fit_the_gpus_here_names_the_flag(
         "<dt>memory of the GPUs here</dt><dd>12.0 MiB</dd>" in panel and "A GPU of the policy needs at least" in panel
     )
     assert "--ds.adam_offload" in panel
-
-
-def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
-    page = dashboard.signed_in().get("/runs/new").text
-    assert "cannot start runs" in page and "data-start>" not in page
 
 
 def test_a_run_is_pasted_corrected_and_started_once(launching_dashboard: Any, browser_page: Any) -> None:
@@ -263,31 +238,6 @@ def test_expert_options_are_folded_away_until_they_are_changed_or_searched(
     expect(expert).to_be_visible()
     expect(page.locator("[id='f-history.fetch_timeout_s']")).to_be_visible()
     expect(page.locator("[id='f-move.carrier']")).to_be_hidden()
-
-
-# The upper edges of the inputs side by side with this field's, and those of its name and its default.
-EDGES = """
-(key) => {
-  const top = (element) => Math.round(element.getBoundingClientRect().top);
-  const field = document.querySelector(`[data-field][data-key="${key}"]`);
-  const row = [...field.parentElement.querySelectorAll("[data-field]")].filter((one) => top(one) === top(field));
-  return [row.map((one) => top(one.querySelector("[data-input]"))), field.querySelector(".field-head").clientHeight];
-}
-"""
-
-
-def test_fields_side_by_side_stand_in_one_line(launching_dashboard: Any, browser_page: Any) -> None:
-    page = browser_page
-    page.set_viewport_size({"width": 1440, "height": 900})
-    page.goto(launching_dashboard.link(path="/runs/new"))
-    expect(page.get_by_label("rollout.n_samples_per_prompt", exact=True)).to_be_visible()
-    line = page.locator("[data-reset]:visible").first.bounding_box()["height"]
-    # Its name and its default fill the line; those of the other take two.
-    for key, lines in (("rollout.n_samples_per_prompt", 1), ("algo.advantage.is_correction_threshold", 2)):
-        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-        edges, height = page.evaluate(EDGES, key)
-        assert len(edges) > 1 and len(set(edges)) == 1
-        assert lines == (1 if height < 1.5 * line else 2)
 
 
 # What lies over something else within a visible field: label, input and help below each other do not.

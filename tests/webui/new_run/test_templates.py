@@ -85,4 +85,5 @@ def test_the_demo_shares_the_one_gpu_of_a_machine(monkeypatch: pytest.MonkeyPatc
 def test_what_is_missing_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         check(templates([tmp_path])[name].arguments, [tmp_path])
-    assert "arguments.data.prompt_dataset" in {fault.field for fault in caught.value.faults}
+    missing = {"arguments.data.prompt_dataset", "arguments.reward.remote_url"}
+    assert {fault.field for fault in caught.value.faults} == missing

@@ -11,8 +11,6 @@ from sqlalchemy import text
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     Event,
-    Measuring,
-    ProcessReady,
     RolloutFinished,
     RolloutProgress,
     RolloutStarted,
@@ -60,13 +58,6 @@ def test_sign_in_leads_to_paths_of_ours() -> None:
     assert local_path("/runs/0f3a?x=//y") == "/runs/0f3a?x=//y"
 
 
-def test_a_viewer_sees_no_actions(dashboard: Any) -> None:
-    path = f"/runs/{dashboard.run_uid}"
-    assert "data-action" in dashboard.signed_in().get(path).text
-    calls = re.findall(r'data-action="([^"]*)"', dashboard.signed_in("viewer").get(path).text)
-    assert calls == ["DELETE /api/v1/session"]
-
-
 def test_no_page_shows_a_secret_that_an_earlier_version_stored(launching_dashboard: Any) -> None:
     dashboard, secret = launching_dashboard, "hunter2secret"
     command = ["rhyme", "train", "--logger.wandb.key", secret]
@@ -94,16 +85,6 @@ def test_pages_are_not_kept_and_static_files_are(dashboard: Any) -> None:
         assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"], address
 
 
-def test_a_page_asks_for_all_its_scripts_at_once(dashboard: Any) -> None:
-    page, stranger = dashboard.signed_in().get("/").text, dashboard.client()
-    asked = re.findall(r'<link rel="modulepreload" href="([^"]*)">', page)
-    (first,) = re.findall(r'<script type="module" src="([^"]*/page\.js)"', page)
-    for address in (first, *asked):
-        for name in re.findall(r'from "\./([^"]+)"', stranger.get(address).text):
-            assert f"{first.rpartition('/')[0]}/{name}" in asked, name
-    assert len(asked) == len(set(asked)) > 5
-
-
 def test_plotly_is_sent_packed(dashboard: Any) -> None:
     stranger = dashboard.client()
     (address,) = re.findall(r'data-plotly="([^"]*)"', dashboard.signed_in().get("/").text)
@@ -112,17 +93,6 @@ def test_plotly_is_sent_packed(dashboard: Any) -> None:
     plain = stranger.get(address, headers={"Accept-Encoding": "identity"})
     assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
     assert sent < len(plain.content) / 2
-
-
-def test_a_page_with_figures_asks_for_the_drawing_library_at_once(dashboard: Any) -> None:
-    client = dashboard.signed_in()
-    run = f"/runs/{dashboard.run_uid}"
-    tabs = ("", "/timeline", "/speculation", "/scheduling", "/learning", "/system", "/events", "/config", "/samples")
-    for path in ("/", "/runs/new", f"/compare?run={dashboard.run_uid}", *(f"{run}{tab}" for tab in tabs)):
-        page = client.get(path).text
-        (address,) = re.findall(r'data-plotly="([^"]*)"', page)
-        preloads = page.count(f'<link rel="preload" as="script" href="{address}">')
-        assert preloads == ("data-figure=" in page), path
 
 
 def test_the_description_of_the_api_is_open_to_all_and_whole(dashboard: Any) -> None:
@@ -142,9 +112,6 @@ def test_runs_are_filtered_by_a_condition_and_show_any_value(dashboard: Any) -> 
     page = client.get("/", params={**query, "sort": "metric.rollout_seconds"}).text
     assert dashboard.run_uid in page and 'title="config.run.name"' in page and "nonsense</" not in page
     assert 'aria-sort="descending" title="metric.rollout_seconds"' in page
-    assert "No run matches" in client.get("/", params={"filter": "reward > 1e9"}).text
-    wrong = client.get("/", params={"filter": "reward >"})
-    assert wrong.status_code == 200 and "Expected a value at the end of the filter." in wrong.text
 
 
 def test_errors_are_pages(dashboard: Any) -> None:
@@ -157,26 +124,16 @@ def test_errors_are_pages(dashboard: Any) -> None:
     assert client.get(f"/ui/runs/{dashboard.run_uid}/figures/none").status_code == 404
 
 
-def test_a_figures_options_are_checked(dashboard: Any) -> None:
-    client = dashboard.signed_in()
-    path = f"/ui/runs/{dashboard.run_uid}/figures/reward"
-    steps = client.get(path, params={"from_step": 3, "to_step": 5}).json()["data"][0]["x"]
-    assert steps == [3.0, 4.0, 5.0]
-    assert client.get(path, params={"axis": "sideways"}).status_code == 422
-    assert client.get(path, params={"unknown": "1"}).status_code == 422
+def test_a_figure_has_the_steps_that_are_asked(dashboard: Any) -> None:
+    path, asked = f"/ui/runs/{dashboard.run_uid}/figures/reward", {"from_step": 3, "to_step": 5}
+    assert dashboard.signed_in().get(path, params=asked).json()["data"][0]["x"] == [3.0, 4.0, 5.0]
 
 
-def test_the_runs_page_filters_sorts_and_says_what_is_empty(dashboard: Any) -> None:
+def test_the_runs_page_filters_and_sorts(dashboard: Any) -> None:
     client = dashboard.signed_in()
     assert f"/runs/{dashboard.run_uid}" in client.get("/", params={"status": "succeeded", "text": "DEM"}).text
-    narrow = client.get("/", params={"status": "failed"}).text
-    assert f"/runs/{dashboard.run_uid}" not in narrow and "No run matches this filter" in narrow
+    assert f"/runs/{dashboard.run_uid}" not in client.get("/", params={"status": "failed"}).text
     assert 'aria-sort="ascending"' in client.get("/", params={"sort": "name", "direction": "asc"}).text
-    assert client.get("/", params={"cursor": "nonsense"}).status_code == 422
-
-
-def test_without_runs_the_page_says_how_to_start_one(empty_dashboard: Any) -> None:
-    assert "rhyme runs start --name first -f -- rhyme demo" in empty_dashboard.signed_in().get("/").text
 
 
 def test_names_are_shown_as_text(dashboard: Any) -> None:
@@ -208,8 +165,6 @@ def test_a_run_says_what_it_does_now(dashboard: Any) -> None:
     # Each event, and what the header then says. The table says it until the first step is finished.
     said: list[tuple[Event, str]] = [
         (RunStarted(1, "new", [], 2, 1, 1, 4, 12, 8, False), "starting engines: 0 of 2"),
-        (ProcessReady("engine 1"), "starting engines: 1 of 2"),
-        (Measuring(3, 9), "measuring: 3 of 9 points"),
         (RolloutStarted(1, 1, 12, 96), "generating step 1: 0 of 96 samples"),
         (RolloutProgress(1, 40, 96, 9, 1.0, 0, 0, "c" * 32, 1, 812), "generating step 1: 40 of 96 samples"),
         (RolloutFinished.of(1, 1, 1.0, [3, 4], [], 0), "training on step 1"),
@@ -221,7 +176,7 @@ def test_a_run_says_what_it_does_now(dashboard: Any) -> None:
         assert client.post(f"/api/v1/ingest/attempts/{attempt}/batches", json={"events": rows}).status_code == 200
         header, table = shown()
         assert phase in header and ("Now: " in header) == bool(phase)
-        assert number > 5 or phase in table
+        assert number > 3 or phase in table
         if isinstance(event, RolloutProgress):
             assert "(slowest: prompt cccccccc on engine 1, 812 tokens)" in header
     assert "generating" not in table

@@ -41,3 +41,7 @@ def test_panels_are_made_changed_shared_and_kept(dashboard: Any, browser_page: A
     expect(figures).to_have_count(0)
     page.goto(shared)
     expect(figures).to_have_count(2)
+    # A curve that the run does not have is a sentence in the figure's place.
+    page.goto(dashboard.url + f"/runs/{dashboard.run_uid}/panels?panel=never+seen")
+    expect(figures.first).to_have_attribute("data-state", "empty")
+    expect(figures.first.locator("[data-figure-state]")).not_to_be_empty()

@@ -64,4 +64,3 @@ def test_a_run_without_its_directory_has_no_recommendation(dashboard: Any, run_d
         file.unlink()
     run_directory.rmdir()
     assert client.get(address).json()["missing"] == "the run has no directory that this service can read"
-    assert client.get("/api/v1/runs/0000000000000000/right-size").status_code == 404

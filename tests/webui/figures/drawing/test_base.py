@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import plotly.graph_objects as go
@@ -10,10 +11,11 @@ import pytest
 
 from rhyme_openrlhf.api.read.curves import Axis
 from rhyme_openrlhf.api.read.system import MachineSample
-from rhyme_openrlhf.webui.figures.drawing import system
+from rhyme_openrlhf.webui.figures.drawing import system, timeline
 from rhyme_openrlhf.webui.figures.drawing.base import blank, figure_json, lines, plain, x_axis
+from rhyme_openrlhf.webui.figures.drawing.parallel import Line, Place, parallel_coordinates
 from rhyme_openrlhf.webui.figures.run_figure import Window
-from tests.webui.figure_rows import curve
+from tests.webui.figure_rows import curve, move, rows
 
 LINK = '<a href="https://example.org">x</a> %{y}'
 SHOWN = '&lt;a href="https://example.org"&gt;x&lt;/a&gt; &#37;{y}'
@@ -48,9 +50,18 @@ def test_what_is_plain_already_stays() -> None:
     assert json.loads(figure_json(figure)) == json.loads(figure.to_json())
 
 
-def test_names_of_machines_read_as_they_were_written() -> None:
-    row = MachineSample(node="<b>&lt;", cpu=0.5, memory_used=1.0, memory_total=2.0, time=60.0)
-    assert system.cpu([row], None).data[0].name == "&lt;b&gt;&amp;lt;"
+NAMED: list[Callable[[], str]] = [
+    lambda: lines([curve("<b>&lt;", 1.0)], Window(), "y", "d", "e").data[0].name,
+    lambda: system.cpu([MachineSample("<b>&lt;", 60.0, 0.5, 1, 2)], None).data[0].name,
+    lambda: timeline.lanes(rows(moves=[move(3, 0, 5, sample="<b>&lt;")]), None).data[-1].text[0],
+    lambda: parallel_coordinates(["<b>&lt;", "y"], [Line("x", (Place(1, "1"), Place(2, "2")))]).data[0].text[0],
+    lambda: parallel_coordinates(["x", "y"], [Line("<b>&lt;", (Place(1, "1"), Place(2, "2")))]).data[0].text[0],
+]
+
+
+@pytest.mark.parametrize("written", NAMED)
+def test_names_read_as_they_were_written(written: Callable[[], str]) -> None:
+    assert "&lt;b&gt;&amp;lt;" in written()
 
 
 def test_a_moving_average_is_drawn_over_its_faint_curve() -> None:

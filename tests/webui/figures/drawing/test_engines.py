@@ -31,7 +31,3 @@ def test_many_engines_are_their_mean_between_the_extremes() -> None:
     (mean,) = [trace for name, trace in drawn.items() if name.startswith("Mean of 11 engines")]
     assert list(mean.y) == pytest.approx([500.0])
     assert "Only the latest samples" in figure.layout.meta["description"]
-
-
-def test_without_looks_there_is_a_sentence() -> None:
-    assert "once a second" in engines.running(Looks(1, 1, [], False), None).layout.meta["empty"]

@@ -30,9 +30,3 @@ def test_room_is_written_in_the_unit_that_suits_it() -> None:
     figure = history.memory(STATES, None)
     assert list(traces(figure)["In memory"].y) == [4.0, 5.0] and figure.layout.yaxis.title.text == "MiB"
     assert "in memory 5, on disk 2 (MiB)" in figure.layout.meta["description"]
-
-
-def test_a_run_without_workers_says_so() -> None:
-    quiet = [HistoryState(1, 0, 0, 0, 0, 0, 0, 0, 0, 0)]
-    for figure in (history.answers(quiet, None), history.prompts([], None), history.memory([], None)):
-        assert figure.layout.meta["empty"].startswith("Not recorded by this run")

@@ -62,9 +62,3 @@ def test_an_axis_names_only_values_with_room_between_them() -> None:
     values = drawn(*lines)["Values of the axes"]
     named = [text for axis, text in zip(values.x, values.text, strict=True) if axis == "axis 0"]
     assert {"0", "100"} <= set(named) and len(named) == 8
-
-
-def test_what_a_run_is_called_is_no_markup() -> None:
-    figure = parallel_coordinates(["<b>x", "y"], [line("<i>run", "%{y}", 1)])
-    assert figure.data[0].text[0] == "&lt;i&gt;run<br>&lt;b&gt;x &#37;{y}"
-    assert parallel_coordinates(["x", "y"], []).layout.meta["empty"]

@@ -27,8 +27,3 @@ def test_the_four_shares_are_stacked_and_the_nearly_right_ones_marked() -> None:
     assert drawn["Right or just above"].y[0] == pytest.approx(0.9)
     assert "Epoch 3, 8 groups: same group or lower 70.0%" in figure.layout.meta["description"]
     assert bars[3].text[0] == "epoch 3: higher, beyond reach 4.0% of 96 responses"
-
-
-def test_without_two_epochs_it_is_said() -> None:
-    for figure in (ranks.stability([], None), ranks.rank_shares([RankShares(2)], None)):
-        assert figure.layout.meta["empty"].startswith("Not recorded by this run")

@@ -48,15 +48,3 @@ def test_reallocation_is_before_and_after() -> None:
     figure = scheduling.reallocation(Reallocation(7, {0: 12, 1: 2}, {0: 8, 1: 6}), None)
     assert "had 10 more than the emptiest before, 2 after" in figure.layout.meta["description"]
     assert list(traces(figure)["After"].y) == [8, 6]
-
-
-@pytest.mark.parametrize(
-    "figure",
-    [
-        scheduling.predicted_length([], None), scheduling.prediction_error([], None),
-        scheduling.group_engines([], None), scheduling.moves([], None), scheduling.switches([], None),
-        scheduling.reallocation(None, None),
-    ],
-)  # fmt: skip
-def test_what_was_not_recorded_is_said(figure: object) -> None:
-    assert figure.layout.meta["empty"].startswith("Not recorded by this run")  # type: ignore[attr-defined]

@@ -39,23 +39,12 @@ def test_moves_are_arrows_with_cause_and_cost() -> None:
     )
 
 
-def test_what_a_run_wrote_is_no_markup() -> None:
-    figure = timeline.lanes(rows(moves=[move(3, 0, 5, sample="<a href='x'>&")]), None)
-    assert "&lt;a href='x'&gt;&amp;" in traces(figure)["Move: outlier, within a machine"].text[0]
-
-
 def test_switches_and_steps_have_their_marks() -> None:
     figure = timeline.lanes(rows(switches=[switch(7)]), None)
     assert list(figure.layout.yaxis.ticktext)[:2] == ["Trainer", "Layout"]
     mark = traces(figure)["Layout switch"]
     assert list(mark.text) == ["TP 1 → 2"] and list(mark.textposition) == ["middle right"]
     assert [note.text for note in figure.layout.annotations] == ["Step 2"] and len(figure.layout.shapes) == 1
-
-
-@pytest.mark.parametrize("draw", [timeline.lanes, occupancy.heat, occupancy.states])
-def test_without_intervals_there_is_a_sentence(draw: object) -> None:
-    figure = draw(rows(lanes=[lane(1)]), None)  # type: ignore[operator]
-    assert not figure.data and figure.layout.meta["empty"].startswith("No engine has reported")
 
 
 def test_the_heat_map_has_the_share_of_time_waited() -> None:
@@ -102,10 +91,6 @@ def test_many_buckets_of_bubbles_are_areas_that_lead_to_their_steps_too() -> Non
     (area,) = bubbles.fraction(many, Options()).data
     assert (area.type, area.stackgroup, len(area.x)) == ("scatter", "causes", 100)
     assert list(area.customdata) == list(area.x) and area.text[7] == "Step 8: others' tail 8.0%"
-
-
-def test_no_finished_rollout_is_a_sentence() -> None:
-    assert bubbles.fraction([], Options()).layout.meta["empty"].startswith("No rollout")
 
 
 def test_stages_end_with_the_next_or_with_their_step() -> None:
