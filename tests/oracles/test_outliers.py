@@ -28,4 +28,7 @@ def test_a_rank_groups_threshold_is_its_longest_median(part: int) -> None:
             factor = draw.choice([1.1, 1.5])
             within_last = len(running) <= math.ceil(samples / 10)
             expected = {n for n, length in running.items() if within_last and length > factor * max(medians)}
-            assert set(outliers(running, samples, group.longest, factor)) == expected
+            found = outliers(running, samples, group.longest, factor)
+            assert set(found) == expected and len(found) == len(expected)
+            # The longest first.
+            assert [running[sample] for sample in found] == sorted((running[n] for n in found), reverse=True)

@@ -15,19 +15,7 @@ from rhyme_openrlhf.scheduling.outliers import (
     beta,
     destination,
     last_count,
-    outliers,
 )
-
-
-@given(st.dictionaries(st.integers(0, 99), st.integers(1, 1000), max_size=30), st.integers(0, 300), st.floats(1, 900))
-def test_only_the_last_share_and_only_beyond_reach(running: dict[int, int], done: int, longest: float) -> None:
-    samples = len(running) + done
-    found = outliers(running, samples, longest, 1.1)
-    assert set(found) <= set(running) and len(found) <= last_count(samples)
-    assert all(running[sample] > 1.1 * longest for sample in found)
-    assert [running[sample] for sample in found] == sorted((running[s] for s in found), reverse=True)
-    if len(running) <= last_count(samples):
-        assert len(found) == sum(length > 1.1 * longest for length in running.values())
 
 
 @given(st.integers(1, 1000))
