@@ -68,4 +68,3 @@ def test_archived_runs_are_left_out_and_settings_are_the_newest(api: Any, experi
     assert [(run["uid"], run["seed"]) for run in both["runs"]] == [(uid_of(2), 2), (uid_of(3), 3)]
     assert api.viewer.get("/api/v1/experiments/12345/groups").status_code == 404
     assert api.viewer.get(place, params={"names": ","}).status_code == 422
-    assert api.nobody.get(place).status_code == 401

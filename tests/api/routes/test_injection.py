@@ -10,39 +10,13 @@ import pytest
 pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 
 CORPUS = [
-    "'; DROP TABLE runs; --",
-    '" OR 1=1 --',
-    "1); DELETE FROM tokens; --",
-    "$(touch /tmp/owned)",
-    "`id`",
-    "; rm -rf / #",
-    "|| true",
-    "../../../etc/passwd",
-    "..\\..\\windows",
-    "/etc/passwd",
-    "file:///etc/passwd",
-    "%00",
-    "%2e%2e%2f",
-    "x\r\nSet-Cookie: owned=1",
-    "x\nX-Owned: 1",
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "javascript:alert(1)",
-    "{{7*7}}",
-    "${jndi:ldap://x}",
-    "%s%n%x",
-    "{0.__class__}",
-    "=cmd|' /C calc'!A0",
-    "\u202egnp.exe",
-    "\ufeff\u200b",
-    "ZA̡͊͠͝LGO",
-    "😀" * 40,
-    " ",
-    "null",
-    "-1",
-    "1e309",
+    "'; DROP TABLE runs; --", '" OR 1=1 --', "1); DELETE FROM tokens; --", "$(touch /tmp/owned)", "`id`",
+    "; rm -rf / #", "|| true", "../../../etc/passwd", "..\\..\\windows", "/etc/passwd", "file:///etc/passwd", "%00",
+    "%2e%2e%2f", "x\r\nSet-Cookie: owned=1", "x\nX-Owned: 1", "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>', "javascript:alert(1)", "{{7*7}}", "${jndi:ldap://x}", "%s%n%x", "{0.__class__}",
+    "=cmd|' /C calc'!A0", "\u202egnp.exe", "\ufeff\u200b", "ZA̡͊͠͝LGO", "😀" * 40, " ", "null", "-1", "1e309",
     "\x7f\x1b[31m",
-]
+]  # fmt: skip
 UNKEEPABLE = ["\0", "a\0b", "\ud800"]
 # A service takes longer to make than to ask: each is asked with several texts.
 PARTS = [CORPUS[n::4] for n in range(4)]

@@ -87,18 +87,8 @@ def test_a_changed_webhook_keeps_its_secret_and_sends_to_its_new_address(api: An
     for wrong in ({"events": []}, {"url": "ftp://x/"}, {"idle_percent": 100}, {"secret": "mine"}):
         assert api.operator.patch(one, json=wrong).status_code == 422
     assert api.operator.patch(f"{HOOKS}/99", json={"name": "x"}).status_code == 404
-    assert api.viewer.patch(one, json={"name": "x"}).status_code == 403
     actions = [entry["action"] for entry in api.operator.get("/api/v1/audit").json()["items"]]
     assert actions[-2:] == ["Change a webhook", "Create a webhook"]
-
-
-def test_only_operators_see_webhooks(api: Any) -> None:
-    hook = made(api, "https://hooks.example.org/secret", "failed")
-    one = f"{HOOKS}/{hook['id']}"
-    for client in (api.viewer, api.reporter):
-        answers = [client.get(HOOKS), client.get(one), client.get(f"{HOOKS}/deliveries"), client.delete(one)]
-        answers += [client.post(f"{one}/test"), client.post(HOOKS, json={})]
-        assert {answer.status_code for answer in answers} == {403}
 
 
 @pytest.mark.parametrize(
