@@ -154,8 +154,6 @@ def test_vllms_worker_reloads_as_we_ask() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker as GpuWorker
 
-    reload = inspect.getsource(GpuWorker.reload_weights)
-    assert "set_current_vllm_config" in reload and "self.model_runner.reload_weights(*args, **kwargs)" in reload
     assert "weights_iterator" in inspect.signature(GPUModelRunner.reload_weights).parameters
     # Its own, or the first runner's.
     v2 = RunnerV2.reload_weights
@@ -185,17 +183,9 @@ def test_on_a_gpu_only_the_kv_cache_sleeps(monkeypatch: pytest.MonkeyPatch) -> N
 def test_vllms_allocator_sleeps_as_we_ask() -> None:
     """Fails when vLLM changes what this was written from (0.29.0)."""
     from vllm.device_allocator.cumem import CuMemAllocator
-    from vllm.v1.worker import gpu_worker, utils
 
     assert list(inspect.signature(CuMemAllocator.discard).parameters) == ["self", "tags"]
     assert list(inspect.signature(CuMemAllocator.wake_up).parameters) == ["self", "tags"]
-    # A discarded tag keeps no copy on the host, and is left alone if it sleeps already.
-    assert "is_asleep" in inspect.getsource(CuMemAllocator.discard)
-    worker = inspect.getsource(gpu_worker.Worker)
-    assert f'tag="{KV_TAG}"' in worker and "enable_cumem_allocator" in worker
-    # KV caches of given size are measured by nobody, but the device must have the engine's share free.
-    assert "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes" in worker
-    assert "free_memory < requested_memory" in inspect.getsource(utils.request_memory)
 
 
 def test_a_router_whose_bias_is_a_buffer_and_its_experts_are_loaded(tmp_path: Path, starts_python: None) -> None:

@@ -15,9 +15,7 @@ def test_importing_the_module_adds_one_method_and_replaces_none() -> None:
     assert channel.METHOD not in inspect.getsource(core)
 
 
-def test_utility_calls_still_look_methods_up_by_name() -> None:
-    source = inspect.getsource(core.EngineCoreProc._handle_client_request)
-    assert "getattr(self, method_name)" in source
+def test_utility_calls_have_two_arguments() -> None:
     # vLLM passes as many arguments as the method has; ours has two.
     from rhyme_openrlhf.engine.patches.core_channel import _call_scheduler
 
@@ -54,7 +52,6 @@ def test_the_scheduler_methods_we_override_exist() -> None:
     assert overridden >= {"schedule", "update_from_output", "add_request", "update_draft_token_ids", "_free_request"}
     for name in overridden:
         assert callable(getattr(Scheduler, name))
-    assert "scheduled_spec_decode_tokens" in inspect.getsource(Scheduler.update_from_output)
 
 
 def test_a_scheduler_can_say_whether_the_loop_waits_for_calls() -> None:
@@ -62,15 +59,6 @@ def test_a_scheduler_can_say_whether_the_loop_waits_for_calls() -> None:
     import queue
 
     from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess, _call_scheduler
-
-    source = inspect.getsource(core.EngineCoreProc._process_input_queue)
-    # Asked anew each time round, after the scheduler was asked whether it has requests.
-    loop = source[source.index("while not self.has_work()") :]
-    assert "block = self.process_input_queue_block" in loop and "self.input_queue.get(block=block)" in loop
-    assert "self.scheduler.has_requests()" in inspect.getsource(core.EngineCoreProc.has_work)
-    assert "if not self.scheduler.has_requests():\n            return {}, False" in inspect.getsource(
-        core.EngineCore.step
-    )
 
     access = EngineCoreAccess()
     scheduler = SimpleNamespace(calls={"ask": lambda: access.is_called()}, core=access)

@@ -14,7 +14,6 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import model_runner
-from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
 from rhyme_openrlhf.engine import rows as engine_rows
 from rhyme_openrlhf.engine.patches import second_runner
@@ -116,30 +115,16 @@ def test_the_profile_run_has_the_logits_of_all_drafts(monkeypatch: pytest.Monkey
 
 
 def test_vllm_has_what_is_patched() -> None:
-    """Between the update of request states and the first use of drafts lies `gather_batch_req_state`."""
     runner = model_runner.GPUModelRunner
     gather = inspect.signature(inspect.unwrap(runner.gather_batch_req_state))
     assert list(gather.parameters)[:3] == ["self", "scheduler_output", "dummy_run"]
-    executed = inspect.getsource(inspect.unwrap(runner.execute_model))
-    order = ["self.add_requests(", "self.update_requests(", "self.gather_batch_req_state(", "self.prepare_inputs("]
-    places = [executed.index(call) for call in order]
-    assert places == sorted(places)
     second_runner.apply()
     for patched in (runner.gather_batch_req_state, runner.prepare_inputs):
         given_by_vllm = [None] * len(inspect.signature(patched).parameters)
         inspect.signature(patched, follow_wrapped=False).bind(*given_by_vllm)
-    prepared = inspect.getsource(inspect.unwrap(runner.prepare_inputs))
-    assert "scheduled_spec_decode_tokens" in prepared and "self.req_states.draft_tokens" in prepared
     proposals = set(inspect.signature(NoProposals.propose).parameters)
     assert {"self", "input_batch"} <= proposals
     used = inspect.getsource(runner)
-    made = inspect.getsource(inspect.unwrap(runner.initialize_kv_cache))
-    # Graphs are made right behind the mode, from names of the module.
-    assert made.index("resolve_cudagraph_mode_and_sizes(") < made.index("= ModelCudaGraphManager(")
-    assert "varlen_decode=" in made and "max_query_len=max_query_len" in executed
     for name in ("init_cudagraph_manager", "capture", "propose", "supports_mm_inputs", "draft_logits"):
         assert f"self.speculator.{name}" in used and hasattr(NoProposals, name)
-    # Where the KV cache is sized, and how many rows are verified at a time.
-    assert "self._dummy_sampler_run(sample_hidden_states)" in inspect.getsource(runner.profile_run)
     assert list(inspect.signature(runner._dummy_sampler_run).parameters) == ["self", "hidden_states"]
-    assert "get_max_chunk_logits(logits.shape[1])" in inspect.getsource(rejection_sampler.RejectionSampler.__call__)
