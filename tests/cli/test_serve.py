@@ -82,12 +82,9 @@ def test_a_port_that_is_taken_is_named(
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_shows_a_link_at_each_start_and_ends(
-    tmp_path: Path, end: signal.Signals, starts_service: None
-) -> None:
+def test_it_serves_shows_a_link_at_each_start_and_ends(tmp_path: Path, starts_service: None) -> None:
     links = []
-    for _ in range(2):
+    for end in (signal.SIGINT, signal.SIGTERM):
         process = serve(tmp_path, "--no-local")
         assert process.stdout is not None
         lines = [process.stdout.readline()]
@@ -96,9 +93,10 @@ def test_it_serves_shows_a_link_at_each_start_and_ends(
         with client_of(address[0]) as client:
             assert client.get("/healthz").status_code == 200
             assert client.get("/api/v1/runs").status_code == 401
-        second = serve(tmp_path, "--no-local")
-        said, _ = second.communicate(timeout=LIMIT_SECONDS)
-        assert second.returncode == 2 and "another `rhyme serve` uses" in said
+        if end is signal.SIGINT:
+            second = serve(tmp_path, "--no-local")
+            said, _ = second.communicate(timeout=LIMIT_SECONDS)
+            assert second.returncode == 2 and "another `rhyme serve` uses" in said
         process.send_signal(end)
         rest, _ = process.communicate(timeout=LIMIT_SECONDS)
         assert process.returncode == 0, rest
