@@ -161,7 +161,11 @@ class Pipeline:
             self._services.record(Note("warning", text), SOURCE)
 
     def _goes_on_after(self, error: Exception) -> bool:
-        return self._loss.goes_on_after(error, (*self._flying, *self._late))
+        return self._loss.goes_on_after(error, self._with_engines())
+
+    def _with_engines(self) -> tuple[Step, ...]:
+        """Return the steps of which engines may owe something."""
+        return (*self._flying, *self._late)
 
     def _begin_stage(self, at: float, before: tuple[Event, ...]) -> None:
         """Begin the stage of the oldest step, which is being completed from `at` on; `before` happened then, too."""
@@ -203,7 +207,7 @@ class Pipeline:
             place = step.calls.pop(ref, None)
             if place is not None and isinstance(error, EngineLost):
                 # One of its samples had moved to an engine that is gone.
-                self._generator.hand_again(step, [place], step.engine_of[place])
+                self._loss.hand_again(self._with_engines(), step, [place], step.engine_of[place])
             elif place is not None or not gone:
                 raise
         except RewardLateError as error:
@@ -273,7 +277,7 @@ class Pipeline:
         engine = self._loss.least_loaded(self._flying)
         new = step.add(more)
         self._ledger.drop(step.number, step.key(place), step.key(new))
-        self._generator.hand_again(step, [new], engine)
+        self._loss.hand_again(self._with_engines(), step, [new], engine)
 
     def _ended(self, step: Step, place: int) -> None:
         step.done.add(place)

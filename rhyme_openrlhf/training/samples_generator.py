@@ -38,7 +38,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.engines import leave_out
-from rhyme_openrlhf.training.reproducible import random_state, set_random_state
+from rhyme_openrlhf.training.reproducible import in_prompt_order, random_state, set_random_state
 from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, RolloutWatch, rollout_finished
 
 # A report asks an engine's scheduler for its counters, which it answers between two steps.
@@ -152,6 +152,17 @@ class RhymeSamplesGenerator(SamplesGenerator):
             if stage is not None:
                 self._record_stage(stage, result[0])
         return result
+
+    def _generate_vllm(self, *args: Any, **kwargs: Any) -> tuple[list[Any], int, bool]:
+        """Return upstream's samples; in a reproducible run by prompt, not in the order in which they ended.
+
+        Upstream cuts them into steps afterwards, so the order decides which samples a step trains.
+        """
+        samples, *more = super()._generate_vllm(*args, **kwargs)
+        if self.services.settings.run.reproducible:
+            of_each = kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+            samples = in_prompt_order(samples, of_each)
+        return samples, *more
 
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
         leave_out(self.vllm_engines, self.services)

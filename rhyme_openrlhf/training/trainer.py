@@ -48,7 +48,7 @@ from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequested, one_sentence
 from rhyme_openrlhf.training.learning import Learning
-from rhyme_openrlhf.training.reproducible import in_prompt_order, seed_controller
+from rhyme_openrlhf.training.reproducible import seed_controller
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.training.updates import UpdateCount
 from rhyme_openrlhf.weights.check import WeightCheck
@@ -133,16 +133,14 @@ class RhymeTraining(upstream.BasePPOTrainer):
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
         """Do one training step on `rollout_samples`, as upstream, with what belongs before and after it."""
-        step, reproducible = global_step + 1, self.services.settings.run.reproducible
-        if reproducible:
-            rollout_samples = in_prompt_order(rollout_samples, self.args.rollout.n_samples_per_prompt)
+        step = global_step + 1
         self.leave_out_lost()
         self._version = self.experience_maker.step = step
         self._score_before(step)
         self._stage("experience", step)
         status, step = super().train_step(rollout_samples, global_step)
         self._score_after(step)
-        if reproducible:
+        if self.services.settings.run.reproducible:
             self.experience_maker.wait_for_history()
         self._record(step, status)
         return status, step

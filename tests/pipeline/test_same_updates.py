@@ -42,9 +42,9 @@ from rhyme_openrlhf.training.trainer import PlainPPOTrainer, upstream
 from rhyme_openrlhf.training.trainer_async import RhymeTrainingActor
 from rhyme_openrlhf.weights.offers import WeightOffers
 from tests.pipeline.recorded_run import Loader, RandomOrder, RecordedRun, Ref, steps_of
-from tests.training.one_process import Model, arguments, make_model, one_rank
+from tests.training.one_process import SAMPLES, Model, arguments, make_model, one_rank, responses
 
-SAMPLES, BATCH, EPOCHS = 2, 4, 2
+BATCH, EPOCHS = 4, 2
 LATE = "the reward function judge.py did not answer within 30 s"
 
 
@@ -52,25 +52,6 @@ LATE = "the reward function judge.py did not answer within 30 s"
 def process_group() -> Iterator[None]:
     with one_rank():
         yield
-
-
-def recorded(label: str, visit: int) -> list[dict[str, Any]]:
-    """Return a prompt group's responses, in tokens of the embedded model, as an engine gives them."""
-    chance = random.Random(f"{label} {visit}")
-    prompt = [chance.randint(5, 120) for _ in range(chance.randint(2, 5))]
-    found = []
-    for _ in range(SAMPLES):
-        response = [chance.randint(5, 120) for _ in range(chance.randint(1, 9))]
-        score = chance.random()
-        log_probs = [0.0] * len(prompt) + [-4 * chance.random() for _ in response]
-        found.append(
-            {
-                "prompt": f"prompt {label}", "label": label, "images": None, "mm_train_inputs": None,
-                "observation_tokens": prompt + response, "action_ranges": [(len(prompt), len(prompt) + len(response))],
-                "rollout_log_probs": log_probs, "reward": score, "scores": score, "truncated": False, "extra_logs": {},
-            }
-        )  # fmt: skip
-    return found
 
 
 class Faults(RandomOrder):
@@ -149,7 +130,7 @@ def own_loop(
         max_len=args.data.max_len,
     )  # fmt: skip
     # The trainer itself knows of no engines, to which it would bring weights.
-    answer = NS(remote=lambda label, **_: recorded(label, loader.epoch))
+    answer = NS(remote=lambda label, **_: responses(label, loader.epoch))
     idle = NS(remote=lambda: 0)
     trainer.samples_generator.vllm_engines = [NS(generate_responses=answer, get_num_unfinished_requests=idle)]
     trainer.save_logs_and_checkpoints = lambda step, status, states: steps.append(status)
@@ -197,11 +178,11 @@ def test_a_streamed_run_is_openrlhfs_own_loop(course: str, tmp_path: Path, monke
     rows = [(f"prompt {row}", f"{row}") for row in range(prompts)]
 
     def samples_of(label: str, visit: int) -> list[dict[str, Any]]:
-        responses = recorded(label, visit)
-        for response in responses:
+        found = responses(label, visit)
+        for response in found:
             if label in filtered.split():
                 response["scores"] = 1.0
-        return responses
+        return found
 
     run = RecordedRun(args, RhymeSettings.from_namespace(args), Loader(rows), samples_of, Faults(7, late, long))
     run.go()

@@ -1,10 +1,12 @@
 """OpenRLHF's model actors and trainers in this process: real models, real DeepSpeed, one rank, and no Ray.
 
 A call to an actor is made at once, so Ray's references are values. What the optimizer did is noted, update by update.
+Samples to train on are recorded ones.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +27,9 @@ from rhyme_openrlhf.platform.cpu_strategy import cpu_strategy  # first: installs
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip
 
-# Names and values of one optimizer step: the losses of its micro-batches, and the gradient's norm.
+# Of each prompt.
+SAMPLES = 2
+# One optimizer step: the losses of its micro-batches, and the gradient's norm.
 Update = tuple[list[float], float]
 
 
@@ -47,6 +51,25 @@ def one_rank() -> Iterator[None]:
             dist.destroy_process_group()
             deepspeed.comm.comm.cdb = None
             torch.set_num_threads(threads)
+
+
+def responses(label: str, visit: int) -> list[dict[str, Any]]:
+    """Return a prompt group's samples, in tokens of the embedded model, as an engine gives them."""
+    chance = random.Random(f"{label} {visit}")
+    prompt = [chance.randint(5, 120) for _ in range(chance.randint(2, 5))]
+    found = []
+    for _ in range(SAMPLES):
+        response = [chance.randint(5, 120) for _ in range(chance.randint(1, 9))]
+        score = chance.random()
+        log_probs = [0.0] * len(prompt) + [-4 * chance.random() for _ in response]
+        found.append(
+            {
+                "prompt": f"prompt {label}", "label": label, "images": None, "mm_train_inputs": None,
+                "observation_tokens": prompt + response, "action_ranges": [(len(prompt), len(prompt) + len(response))],
+                "rollout_log_probs": log_probs, "reward": score, "scores": score, "truncated": False, "extra_logs": {},
+            }
+        )  # fmt: skip
+    return found
 
 
 def arguments(folder: Path, *options: str) -> Any:
