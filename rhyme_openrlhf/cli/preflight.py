@@ -57,7 +57,7 @@ print(sys.argv[3])
 class Checked:
     """Results of the checks: the number of training prompts, and the layouts of engines, None for one layout.
 
-    `said`: sentences on the memory that several layouts take, and on the choice of a model runner for drafts.
+    `said`: sentences for the user: on the memory of several layouts, the choice of a model runner, and disk space.
     """
 
     prompts: int
@@ -77,8 +77,8 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     critic = args.critic.model_name_or_path
     if critic and critic != args.actor.model_name_or_path:
         check_model("--critic.model_name_or_path", critic)
-    check_outputs(args)
-    return Checked(check_data(args), layouts, said)
+    space = check_outputs(args)
+    return Checked(check_data(args), layouts, (*said, space) if space else said)
 
 
 def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[LayoutPlan | None, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from rhyme_openrlhf.telemetry.events import RunStatus
 from rhyme_openrlhf.training.failure import (
@@ -76,10 +76,10 @@ class Ending:
         return None
 
 
-def tell(text: str) -> None:
-    """Write a line to the terminal, if there still is one."""
+def tell(text: str, terminal: TextIO | None = None) -> None:
+    """Write a line to the terminal (standard error, if None), if there still is one."""
     with suppress(OSError, ValueError):
-        print(f"rhyme train: {text}", file=sys.stderr, flush=True)
+        print(f"rhyme train: {text}", file=terminal or sys.stderr, flush=True)
 
 
 def say(text: str) -> None:

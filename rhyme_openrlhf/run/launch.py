@@ -210,6 +210,9 @@ def _start_supervisor(job: _Job, session: Path, services: RunServices, terminati
         lambda event: services.record(event, SOURCE),
         termination.interrupt,
         job.settings.outlives_engines,
+        services.recorder,
+        # The terminal of now: while OpenRLHF runs, standard error is led to a file.
+        partial(tell, terminal=sys.stderr),
     )
     for number, worker in enumerate(services.history_workers):
         supervisor.name(worker, f"history worker {number}")

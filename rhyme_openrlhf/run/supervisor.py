@@ -13,7 +13,8 @@ Invariants:
 - A death is noticed within two polls.
 - The trainer gets GRACE_SECONDS to end the run itself, with a checkpoint where it can.
 - Ray restarts a history worker that died; its death ends nothing.
-- Without the recorder there are no events to judge by, so time limits end nothing from its death on.
+- Without the recorder there are no events to judge by, so time limits end nothing from its death on, nor while it does
+  not answer. Events that its disk refuses are taken from the recorder itself, so limits go on with a full disk.
 - Watching changes nothing of the run.
 """
 
@@ -23,6 +24,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,11 +149,14 @@ class Supervisor:
         record: Callable[[Event], None],
         interrupt: Any,
         outlives_engines: bool = False,
+        recorder: Any = None,
+        warn: Callable[[str], None] = print,
     ) -> None:
         """`events` is the run's event log, `logs` Ray's log directory on this machine.
 
         `record` writes an event to the run's record; `interrupt()` is called once, when there is a fault.
         `outlives_engines`: the run goes on for as long as one engine is left.
+        `recorder`: the actor that writes the event log. `warn` tells the user what the record cannot take.
         """
         self._outlives_engines = outlives_engines
         self.fault = ""
@@ -170,6 +175,9 @@ class Supervisor:
         self._outlived: list[_Death] = []
         self._unreachable_since: float | None = None
         self._told_unreadable = self._blind = False
+        self._lost = _LostEvents(recorder)
+        self._told_lost = False
+        self._warn = warn
         self._look_lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -216,10 +224,19 @@ class Supervisor:
             # Ray's private table may raise anything; a watch that ends would leave the run without limits.
             except Exception as error:  # noqa: BLE001
                 self._cannot_look(error)
+            self._observe_lost()
             self.fault = self._judge(time.monotonic())
             if self.fault:
                 self._interrupt()
                 return
+
+    def _observe_lost(self) -> None:
+        """Take note of events that are not in the event log, because the disk refused them."""
+        for event in self._lost.take():
+            self._stage.observe(event, time.monotonic())
+            if not self._told_lost:
+                self._told_lost = True
+                self._warn(f"the run goes on without a record of it: {self._events} takes no more events (disk full?)")
 
     def _cannot_look(self, error: Exception) -> None:
         """Ray's control store does not answer: tolerated for a while (it may be restarting), then the run's end."""
@@ -234,7 +251,7 @@ class Supervisor:
             grace = POLL_SECONDS if any(death.final for death in self._deaths) else GRACE_SECONDS
             if now - self._deaths[0].at > grace:
                 return self._deaths[0].sentence
-        return "" if self._blind else self._stage.overdue(now) or ""
+        return "" if self._blind or self._lost.unanswered else self._stage.overdue(now) or ""
 
     def _look(self) -> None:
         with self._look_lock:
@@ -287,6 +304,36 @@ class _Death:
     at: float
     sentence: str
     final: bool
+
+
+class _LostEvents:
+    """Asks the recorder again and again for the events that its disk refused, one question at a time.
+
+    `unanswered`: at the last poll or the one before, the recorder had not answered, as where its disk hangs. Events
+    that it wrote in the meantime may still be unread.
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self._question: Any = None
+        self._late = self.unanswered = False
+
+    def take(self) -> list[Event]:
+        """Return the events that have come since the last call. Does not wait."""
+        if self._recorder is None:
+            return []
+        late, self._late = self._late, False
+        lost: list[Event] = []
+        if self._question is not None:
+            ready, _ = ray.wait([self._question], timeout=0)
+            self._late = not ready
+            # A recorder that has died is found among the actors.
+            with suppress(ray.exceptions.RayError):
+                lost = ray.get(self._question) if ready else []
+        self.unanswered = late or self._late
+        if not self._late:
+            self._question = self._recorder.take_lost.remote()
+        return lost
 
 
 class _EngineCheck:

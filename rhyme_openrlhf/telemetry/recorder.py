@@ -7,6 +7,7 @@ Invariant: losing the recorder, or the disk it writes to, loses the record, neve
 from __future__ import annotations
 
 import time
+from collections import deque
 from pathlib import Path
 
 import ray
@@ -19,6 +20,8 @@ from rhyme_openrlhf.telemetry.run_directory import LENGTHS_FILE, STOP_REQUEST
 from rhyme_openrlhf.telemetry.samples import SampleFiles
 
 SOURCE = "recorder"
+# Events that are kept for `take_lost`; the supervisor takes them every few seconds.
+MOST_LOST = 1000
 
 
 class PlainRecorder:
@@ -31,6 +34,7 @@ class PlainRecorder:
         self._lengths = Path(path).with_name(LENGTHS_FILE)
         self._stop_request = Path(path).with_name(STOP_REQUEST)
         self._lost = 0
+        self._lost_progress: deque[Event] = deque(maxlen=MOST_LOST)
         self._refused: set[str] = set()
 
     def write(self, event: Event, source: str, at: float) -> None:
@@ -70,6 +74,12 @@ class PlainRecorder:
             text = f"{what} of step {step} could not be kept in the run directory: {error.strerror}"
             self.write(Note("warning", text), SOURCE, time.time())
 
+    def take_lost(self) -> list[Event]:
+        """Return the events of progress that could not be written since the last call, in their order."""
+        lost = list(self._lost_progress)
+        self._lost_progress.clear()
+        return lost
+
     def stop_requested(self) -> bool:
         """Return whether a stop request is in the run directory."""
         return self._stop_request.exists()
@@ -84,6 +94,8 @@ class PlainRecorder:
         except OSError:
             # Only this one's: a note that is refused says nothing that a later one does not say.
             self._lost += source != SOURCE
+            if event.progress:
+                self._lost_progress.append(event)
             return False
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from rhyme_openrlhf.telemetry.events import (
     SystemSample,
     TrainStep,
 )
+from rhyme_openrlhf.telemetry.recorder import PlainRecorder
 
 RECORDED_RUN = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 LIMITS = LimitSettings(rollout_s=10, stage_s=100)
@@ -84,6 +86,34 @@ def test_a_real_run_that_freezes_is_overdue_at_its_limit_while_all_else_ticks(fr
         for event in (*TICKING, *([last] if last and sut.doing.startswith("the rollout") else [])):
             sut.observe(event, float(second))
     assert sut.overdue(limit + 1) is not None
+
+
+@pytest.mark.parametrize("full_from", range(0, 282, 40))
+def test_a_real_run_whose_disk_stays_full_is_judged_by_the_events_that_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_from: int
+) -> None:
+    """Never overdue while the run goes on, and overdue at its limit once it freezes."""
+    recorder = PlainRecorder(str(tmp_path / "events.jsonl"))
+    watched, freezes = StageWatch(LIMITS, 0.0), StageWatch(LIMITS, 0.0)
+    second, seen, frozen_at = 0.0, 0, full_from + 100
+    for number, recorded in enumerate(read_events(RECORDED_RUN)):
+        if number == full_from:
+            monkeypatch.setattr(recorder._log, "_append", refuse)
+        second += 0.1
+        recorder.write(recorded.event, recorded.source, recorded.time)
+        written = [one.event for one in read_events(tmp_path / "events.jsonl")]
+        for event in (*written[seen:], *recorder.take_lost()):
+            watched.observe(event, second)
+            if number < frozen_at:
+                freezes.observe(event, second)
+        seen = len(written)
+        assert watched.overdue(second + LIMITS.rollout_s / 2) is None
+    assert seen == full_from
+    assert freezes.overdue(second + LIMITS.stage_s + 1) is not None
+
+
+def refuse(data: bytes) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_rollout_without_a_token_is_stuck() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -18,6 +19,7 @@ from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, ActorRow, Supervisor, read_actors
 from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.settings.run import LimitSettings
+from rhyme_openrlhf.telemetry import recorder
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import (
     EngineSample,
@@ -75,6 +77,23 @@ def loading_class() -> Any:
             pass
 
     return ray.remote(num_cpus=0)(Loading)
+
+
+def recorder_class() -> Any:
+    """The recorder, whose disk fills up or hangs when it is told to."""
+
+    class PlainRecorder(recorder.PlainRecorder):
+        def fill_disk(self) -> None:
+            self._log._append = self._refuse  # type: ignore[method-assign]
+
+        def hang(self, until: str) -> None:
+            while not Path(until).exists():
+                time.sleep(0.05)
+
+        def _refuse(self, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return ray.remote(num_cpus=0)(PlainRecorder)
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +256,38 @@ def test_without_the_recorder_no_limit_ends_a_run(watched: Watched) -> None:
     assert watched.supervisor._judge(math.inf) == "" and watched.deaths("recorder")
 
 
+def test_limits_go_on_with_events_that_a_full_disk_refuses(session: Path, tmp_path: Path) -> None:
+    keeper = recorder_class().remote(str(tmp_path / "events.jsonl"))
+    said: list[str] = []
+    sut = Supervisor(
+        tmp_path / "events.jsonl", session / "logs", LimitSettings(), print, print, recorder=keeper, warn=said.append
+    )
+    ray.get(keeper.fill_disk.remote())
+    sut.start()
+    assert "start-up" in sut._judge(math.inf)
+    for step in (3, 4):
+        ray.get(keeper.write.remote(RolloutStarted(step, 1, 4, 16), "rollout", time.time()))
+        wait_until(lambda step=step: f"the rollout of step {step}" in sut._judge(math.inf))
+    sut.stop()
+    assert "--limits.rollout_s" in sut._judge(math.inf)
+    assert len(said) == 1 and "takes no more events (disk full?)" in said[0]
+
+
+def test_while_the_recorder_does_not_answer_no_limit_ends_a_run(session: Path, tmp_path: Path) -> None:
+    keeper = recorder_class().remote(str(tmp_path / "events.jsonl"))
+    sut = Supervisor(tmp_path / "events.jsonl", session / "logs", LimitSettings(), print, print, recorder=keeper)
+    ray.get(keeper.take_lost.remote())
+    keeper.hang.remote(str(tmp_path / "goes on"))
+    sut._observe_lost()
+    sut._observe_lost()
+    assert sut._judge(math.inf) == ""
+    (tmp_path / "goes on").touch()
+    # What it wrote before it answered is read by then.
+    wait_until(lambda: sut._observe_lost() or not sut._lost._late)
+    assert sut._judge(math.inf) == ""
+    wait_until(lambda: sut._observe_lost() or "--limits.stage_s" in sut._judge(math.inf))
+
+
 def test_a_driver_that_waits_in_ray_is_interrupted(session: Path, tmp_path: Path) -> None:
     hanging = ray.remote(num_cpus=0)(lambda: time.sleep(NOTICED_WITHIN_S))
     waiting = hanging.remote()
@@ -273,7 +324,6 @@ def test_every_name_for_users_is_of_a_class_that_runs() -> None:
     from openrlhf.trainer.ray.launcher import ReferenceModelActor, RewardModelActor
 
     from rhyme_openrlhf.run import reporting
-    from rhyme_openrlhf.telemetry import recorder
     from rhyme_openrlhf.training import model_actors, trainer, trainer_async
     from rhyme_openrlhf.weights.node import NodeWeights
 

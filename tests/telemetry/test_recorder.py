@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 
 from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import read_events
-from rhyme_openrlhf.telemetry.events import Note
+from rhyme_openrlhf.telemetry.events import Note, RolloutFinished
 from rhyme_openrlhf.telemetry.recorder import PlainRecorder
 
 
@@ -64,6 +64,19 @@ def test_a_note_that_does_not_fit_comes_later(tmp_path: Path, limit: Callable[[i
     texts = [recorded.event.text for recorded in read_events(path)]
     assert texts[:3] == ["first", "fits!", "later"]
     assert len(texts) == 4 and texts[3].startswith("2 events could not be written")
+
+
+def test_lost_events_of_progress_can_be_taken_once(tmp_path: Path, limit: Callable[[int], None]) -> None:
+    recorder = PlainRecorder(str(tmp_path / "events.jsonl"))
+    finished = [RolloutFinished(step, 1, 5.0, 16, 100, None, 6.0, 6.0, 8.0, 9, 0) for step in range(4)]
+    recorder.write(finished[0], "rollout", 0.0)
+    limit((tmp_path / "events.jsonl").stat().st_size)
+    recorder.write_all([finished[1], Note("info", "no progress"), finished[2]], "rollout", 1.0)
+    limit(-1)
+    recorder.write(finished[3], "rollout", 2.0)
+    recorder.close()
+    assert recorder.take_lost() == finished[1:3]
+    assert recorder.take_lost() == []
 
 
 def test_responses_are_kept_and_a_full_disk_costs_them_and_one_note(
