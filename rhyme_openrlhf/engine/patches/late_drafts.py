@@ -64,7 +64,7 @@ class Late(Protocol):
     def fill(self, output: Any, sampled: Callable[[], Sampled]) -> Any:
         """Return the step (vLLM's SchedulerOutput) to compute in the place of `output`.
 
-        `sampled` waits for what the step before sampled; nothing before the first. It is called once.
+        `sampled` waits for what the step before sampled; nothing before the first. It is called once at most.
         """
 
 
