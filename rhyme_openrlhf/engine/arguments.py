@@ -117,10 +117,11 @@ def graph_arguments(engine: EngineSettings, drafts: int, runner: str = V1) -> di
 def moving_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """Return the arguments, beside `speculation_arguments`, of an engine whose samples can move.
 
-    Sets model runner V1 for the processes that vLLM is about to start, because moves read its requests' states
-    (engine/kv_copies.py). V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
+    Sets model runner V1 for the processes that vLLM is about to start, unless drafts run on V2. (Without speculation
+    vLLM 0.29.0 would take V2 on a GPU, with asynchronous scheduling.)
     """
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    if rhyme.drafting.model_runner == V1:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     own = speculation_arguments(rhyme)["additional_config"]
     return {"additional_config": own | {MOVES_KEY: True}, "async_scheduling": False}
 
