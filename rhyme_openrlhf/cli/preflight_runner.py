@@ -6,13 +6,12 @@ The second model runner (V2) is taken where `rhyme verify` has passed with it. T
 versions and this device. Its proofs must be of this architecture, tensor-parallel size and weight transport. The number
 format does not count: equality is checked in float32 wherever that fits, and a run is in bfloat16. If this machine has
 measured two runners or more, the fastest of them is taken. Otherwise V2 with asynchronous scheduling goes before V2,
-because it was the faster one on an H200 (docs/gpu.md). Samples that move need V1 or V2, and layouts that take turns V1.
+because it was the faster one on an H200 (docs/gpu.md). Layouts that take turns need V1.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
@@ -25,8 +24,9 @@ from rhyme_openrlhf.verify.record import Engines, Entry
 # What a runner must have proved, beside that weights arrive in it.
 LOSSLESS = ("lossless-greedy", "lossless-sampled")
 TP_SWITCH = "--tp_switch.enable"
+TRY = "rhyme verify --drafting.runner v2-async"
 # With a model of 1.4 B parameters and 1 to 512 running samples (benchmarks/data/speed-by-load-h200.json).
-SEEN = {V2: "1.2 to 3.3", V2_ASYNC: "1.3 to 2.7"}
+SEEN = "on an H200 drafts were 1.3 to 2.7 times as fast with it"
 
 
 def choose_runner(args: SimpleNamespace, architecture: str, settings: RhymeSettings) -> tuple[str, str]:
@@ -60,8 +60,7 @@ def _decided(args: SimpleNamespace, architecture: str, settings: RhymeSettings) 
     if len(names) != 1:
         return V1, f"`rhyme verify` knows one kind of GPU, and this machine has {len(names)}"
     entry = record.entry_of(record.read(record.path()), names.pop(), record.installed())
-    runners = (V2,) if settings.samples_move else (V2_ASYNC, V2)
-    return choose(entry, architecture, args.vllm.tensor_parallel_size, settings.weight_transport, runners)
+    return choose(entry, architecture, args.vllm.tensor_parallel_size, settings.weight_transport)
 
 
 def _check(settings: RhymeSettings) -> None:
@@ -71,11 +70,6 @@ def _check(settings: RhymeSettings) -> None:
         raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
     if settings.tp_switch.enable:
         raise PreflightError(f"{runner} goes with no TP switches: leave {TP_SWITCH} out, or the runner")
-    if settings.samples_move and settings.drafting.runner == V2_ASYNC:
-        raise PreflightError(
-            f"{runner} goes with no moves: a sample that is stopped must have no step under way. Take "
-            "--drafting.runner v2, or leave --move.enable and --reallocation.enable out"
-        )
     if settings.emulate.profile and settings.drafting.runner == V2_ASYNC:
         raise PreflightError(
             f"{runner} does not go with --emulate.profile, whose steps are scheduled one after the other: take "
@@ -85,21 +79,17 @@ def _check(settings: RhymeSettings) -> None:
         raise PreflightError(f"{runner} needs a GPU: vLLM's second model runner computes with Triton kernels")
 
 
-def choose(
-    entry: Entry, architecture: str, ranks: int, transport: str, runners: Sequence[str] = (V2_ASYNC, V2)
-) -> tuple[str, str]:
-    """Return the runner, V1 or one of `runners`, and the reason as a clause."""
+def choose(entry: Entry, architecture: str, ranks: int, transport: str) -> tuple[str, str]:
+    """Return the runner, and the reason as a clause."""
     needed = (*LOSSLESS, f"weights-{transport}")
     proved: dict[str, str] = {}
-    for runner in runners:
+    for runner in (V2_ASYNC, V2):
         names = [Engines(runner, architecture, ranks).proof(name) for name in needed]
         if all(name in entry.proofs for name in names):
             proved[runner] = max(entry.proofs[name] for name in names)
     if not proved:
         missing = f"`rhyme verify` has not passed with another for {architecture} here"
-        command = f"rhyme verify --drafting.runner {runners[0]}"
-        seen = f"on an H200 drafts were {SEEN[runners[0]]} times as fast with it"
-        return V1, f"{missing} (run `{command}` with these options: {seen})"
+        return V1, f"{missing} (run `{TRY}` with these options: {SEEN})"
     speeds = {runner: entry.speeds.get(str(Engines(runner, architecture, ranks))) for runner in (V1, *proved)}
     measured = {runner: speed for runner, speed in speeds.items() if speed is not None}
     if len(measured) > 1:

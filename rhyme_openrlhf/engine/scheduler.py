@@ -290,12 +290,19 @@ class LateEngineScheduler(AsyncEngineScheduler):
         """Tell nothing, as `tell_sampled`."""
 
     def tell_sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """Tell nothing: the parts heard of the tokens with the drafts."""
+        """Tell of the tokens those parts that did not hear of them with the drafts."""
+        for part in self.parts:
+            if part is not self._drafting:
+                part.sampled(sampling, tokens)
+
+
+def scheduler_class(vllm_config: Any) -> type[EngineScheduler]:
+    """Return the class of an engine's scheduler, asynchronous if vLLM chose so."""
+    if not vllm_config.scheduler_config.async_scheduling:
+        return EngineScheduler
+    return LateEngineScheduler if SETTINGS_KEY in vllm_config.additional_config else AsyncEngineScheduler
 
 
 def engine_scheduler(vllm_config: Any, **kwargs: Any) -> EngineScheduler:
-    """Return an engine's scheduler, asynchronous if vLLM chose so (`scheduler_cls` names it)."""
-    cls = EngineScheduler
-    if vllm_config.scheduler_config.async_scheduling:
-        cls = LateEngineScheduler if SETTINGS_KEY in vllm_config.additional_config else AsyncEngineScheduler
-    return cls(vllm_config=vllm_config, **kwargs)
+    """Return an engine's scheduler (`scheduler_cls` names it)."""
+    return scheduler_class(vllm_config)(vllm_config=vllm_config, **kwargs)

@@ -27,6 +27,8 @@ from rhyme_openrlhf.settings.moves import MoveSettings
 
 # Engines of these tests run another model runner where this says so (test_second_runner.py).
 RUNNER = os.environ.get("RHYME_TEST_RUNNER", V1)
+UNDRAFTED = "undrafted"
+"""The second runner with asynchronous scheduling and without drafts: vLLM's own choice on a GPU."""
 # Kernels of the second one are interpreted here.
 TIMEOUT_S = 240 if RUNNER == V1 else 3000
 LENGTH = 640
@@ -85,8 +87,8 @@ class LocalEngine:
         # Speculation from a sample's own text, which does not depend on who else runs, and little of it, so that a
         # sample is not over before it is moved.
         settings = RhymeSettings(
-            histospec=HistoSpecSettings(siblings=False, shared_tokens=0, window_max=4),
-            drafting=drafting or DraftingSettings(runner=RUNNER),
+            histospec=HistoSpecSettings(enable=RUNNER != UNDRAFTED, siblings=False, shared_tokens=0, window_max=4),
+            drafting=drafting or DraftingSettings(runner=V1 if RUNNER == UNDRAFTED else RUNNER),
             cpu=CpuSettings(kv_cache_mb=16),
             move=MoveSettings(enable=True),
             histopipe=HistoPipeSettings(enable=pipelined),

@@ -436,4 +436,6 @@ class Drafting(Part):
         """Doubt what was accepted so far, because there are new weights."""
         self.source.policy_updated()
         if running and self._late:
-            self._dropped.update(request.request_id for request in self._scheduler.running)
+            # Those that were stopped for a move are in no queue.
+            requests = self._scheduler.requests.items()
+            self._dropped.update(name for name, one in requests if one.status == RequestStatus.RUNNING)
