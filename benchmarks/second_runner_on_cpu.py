@@ -10,8 +10,8 @@ host, some hundred times as slow: no time says anything here. The embedded model
 `--drafting.runner` in turn. There is no history, a right one or a wrong one, and room for all samples or too little.
 Every answer is to be that of the first runner without drafts; log-probabilities are compared, too.
 
-Two things are pretended: that Triton has a driver here, and that vLLM allows asynchronous scheduling on a CPU. Ranks
-that are Ray's actors have pretended GPUs.
+Some things are pretended: that Triton has a driver here and a logarithm of the device's, and that vLLM allows
+asynchronous scheduling on a CPU. Ranks that are Ray's actors have pretended GPUs.
 """
 
 from __future__ import annotations
@@ -58,6 +58,14 @@ def pretend() -> None:
         own(cls, config)
         scheduler.async_scheduling, parallel.distributed_executor_backend = asynchronous, executor
 
+    import triton.language as tl
+    from vllm.v1.sample.ops import topk_topp_sampler
+    from vllm.v1.worker.gpu.sample import gumbel
+
+    # The interpreter cannot run that kernel: vLLM's way for few rows is taken for all.
+    topk_topp_sampler.HAS_TRITON = False
+    # Of a library of the device's that the interpreter does not have.
+    gumbel.tldevice = types.SimpleNamespace(log1p=lambda value: tl.log(1.0 + value))
     CpuPlatform.check_and_update_config = classmethod(check)
     CpuPlatform.ray_device_key = "GPU"
 

@@ -6,7 +6,7 @@ The second model runner (V2) is taken where `rhyme verify` has passed with it. T
 versions and this device. Its proofs must be of this architecture, tensor-parallel size and weight transport. The number
 format does not count: equality is checked in float32 wherever that fits, and a run is in bfloat16. If this machine has
 measured two runners or more, the fastest of them is taken. Otherwise V2 with asynchronous scheduling goes before V2,
-because it was the faster one on an H200 (docs/gpu.md).
+because it was the faster one on an H200 (docs/gpu.md). Layouts that take turns need V1.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rhyme_openrlhf.verify.record import Engines, Entry
 
 # What a runner must have proved, beside that weights arrive in it.
 LOSSLESS = ("lossless-greedy", "lossless-sampled")
+TP_SWITCH = "--tp_switch.enable"
 TRY = "rhyme verify --drafting.runner v2-async"
 # With a model of 1.4 B parameters and 1 to 512 running samples (benchmarks/data/speed-by-load-h200.json).
 SEEN = "on an H200 drafts were 1.3 to 2.7 times as fast with it"
@@ -47,8 +48,8 @@ def choose_runner(args: SimpleNamespace, architecture: str, settings: RhymeSetti
 def _decided(args: SimpleNamespace, architecture: str, settings: RhymeSettings) -> tuple[str, str]:
     if settings.drafting.source != HISTORY:
         return V1, f"drafts of --drafting.source {settings.drafting.source} can be cut there alone"
-    if settings.samples_move:
-        return V1, "moves (--move.enable, --reallocation.enable, --tp_switch.enable) read the state of samples there"
+    if settings.tp_switch.enable:
+        return V1, f"layouts take turns there alone ({TP_SWITCH})"
     if settings.emulate.profile:
         return V1, "steps on another machine's clock are scheduled one after the other (--emulate.profile)"
     if settings.run.reproducible:
@@ -67,11 +68,8 @@ def _check(settings: RhymeSettings) -> None:
     runner = f"--drafting.runner {settings.drafting.runner}"
     if not settings.histospec.enable:
         raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
-    if settings.samples_move:
-        raise PreflightError(
-            f"{runner} goes with no moves, which read the state of samples in v1: leave --move.enable, "
-            "--reallocation.enable and --tp_switch.enable out, or the runner"
-        )
+    if settings.tp_switch.enable:
+        raise PreflightError(f"{runner} goes with no TP switches: leave {TP_SWITCH} out, or the runner")
     if settings.emulate.profile and settings.drafting.runner == V2_ASYNC:
         raise PreflightError(
             f"{runner} does not go with --emulate.profile, whose steps are scheduled one after the other: take "

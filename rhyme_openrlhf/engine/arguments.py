@@ -117,12 +117,16 @@ def graph_arguments(engine: EngineSettings, drafts: int, runner: str = V1) -> di
 def moving_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """Return the arguments, beside `speculation_arguments`, of an engine whose samples can move.
 
-    Sets model runner V1 for the processes that vLLM is about to start, because moves read its requests' states
-    (engine/kv_copies.py). V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
+    On a GPU without drafts, runner and scheduling are vLLM's own choice: in 0.29.0 V2, asynchronously. Elsewhere V1 is
+    set for the processes that vLLM is about to start, unless drafts run on V2. Layouts take turns on V1 alone.
     """
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    own = speculation_arguments(rhyme)["additional_config"]
-    return {"additional_config": own | {MOVES_KEY: True}, "async_scheduling": False}
+    moving = {"additional_config": speculation_arguments(rhyme)["additional_config"] | {MOVES_KEY: True}}
+    if not rhyme.histospec.enable and gpu_present() and not rhyme.tp_switch.enable:
+        return moving
+    runner = rhyme.drafting.model_runner
+    if runner == V1:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    return moving | {"async_scheduling": runner == V2_ASYNC}
 
 
 def filling_arguments() -> dict[str, Any]:

@@ -96,6 +96,9 @@ class KvCopies:
         return ""
 
     def generator_state(self, request_id: str) -> bytes | None:
-        """Return the state of a request's own random number generator; None if it has none."""
-        state = self._runner.requests.get(request_id)
+        """Return the state of a request's own random number generator; None if it has none.
+
+        It has none in vLLM's second runner, whose random numbers are a function of the seed and the position.
+        """
+        state = getattr(self._runner, "requests", {}).get(request_id)
         return None if state is None or state.generator is None else generator_bytes(state.generator)

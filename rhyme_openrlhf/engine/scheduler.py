@@ -11,6 +11,7 @@ against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`, `v1/core/sched/asyn
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -193,6 +194,9 @@ class LateEngineScheduler(AsyncEngineScheduler):
     which a GPU waits: what the step before verified and sampled, and the drafts. When the forward pass has begun: the
     step with its drafts.
 
+    While drafts are left out, `fill` waits for nothing, so steps follow each other as without speculation. Parts then
+    hear of what a step sampled when vLLM takes it in.
+
     Raises ValueError for vLLM's executors that cannot fill a step, and for pipelines.
     """
 
@@ -212,11 +216,10 @@ class LateEngineScheduler(AsyncEngineScheduler):
                 "--drafting.runner v2-async needs the tokens of each step before the next one begins, and stages of a "
                 "pipeline begin earlier: take an engine of one stage"
             )
-        # The step that was filled last, and as it was scheduled, until its tokens are known.
-        self._step: Any = None
-        self._open: Any = None
+        # Steps whose tokens the parts have not heard of, as they were scheduled and as they were filled: two at most.
+        self._under_way: deque[tuple[Any, Any]] = deque()
         self._heard_of: Any = None
-        # Whether the parts are still to hear of that step.
+        # Whether the parts are still to hear of the last of them.
         self._untold = False
         late_drafts.offer(self.vllm_config, self)
 
@@ -238,7 +241,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
         """Take in what a step computed, when the parts have heard of the one that runs."""
         self._tell_filled()
         # Of steps that another one followed they heard in `fill`.
-        if self._open is scheduler_output:
+        if self._under_way and self._under_way[0][0] is scheduler_output:
             self._heard(late_drafts.sampled_of(model_runner_output))
         return super().update_from_output(scheduler_output, model_runner_output)
 
@@ -254,39 +257,52 @@ class LateEngineScheduler(AsyncEngineScheduler):
 
     def fill(self, output: Any, sampled: Callable[[], Sampled]) -> Any:
         """Return the scheduled step with its drafts, when the step before has `sampled`."""
-        # What needs no tokens is done before they are there.
         self._tell_filled()
         room = late_drafts.room_of(output)
-        ahead = self._drafting.look_ahead(room)
-        tokens = sampled()
-        if self._open is not None:
-            self._heard(tokens)
-        self._step = late_drafts.filled(output, room, self._drafting.draft_late(output, room, ahead))
-        self._open, self._untold = output, True
-        return self._step
+        if room.requests or self._drafting.drops or any(drafts_of(step).flat.size for _, step in self._under_way):
+            # What needs no tokens is done before they are there.
+            ahead = self._drafting.look_ahead(room)
+            tokens = sampled()
+            if self._under_way:
+                self._heard(tokens)
+            step = late_drafts.filled(output, room, self._drafting.draft_late(output, room, ahead))
+        else:
+            self._drafting.leave_out_late(output)
+            step = output
+        self._under_way.append((output, step))
+        self._untold = True
+        return step
 
     def _tell_filled(self) -> None:
         if self._untold:
             self._untold = False
-            super().tell_scheduled(self._step)
+            super().tell_scheduled(self._under_way[-1][1])
 
     def _heard(self, sampled: Sampled) -> None:
-        drafts, lengths = self._step.scheduled_spec_decode_tokens, drafts_of(self._step).lengths
+        _, step = self._under_way.popleft()
+        drafts, lengths = step.scheduled_spec_decode_tokens, drafts_of(step).lengths
         self.tell_outcomes(drafts, sampled.requests, sampled.counts, lengths)
         self._drafting.sampled_late(sampled)
         # Freeing its hundreds of small objects can wait until the next forward pass.
-        self._heard_of, self._step, self._open = self._step, None, None
+        self._heard_of = step
 
     def tell_verified(self, scheduler_output: Any, sampling: list[str], tokens: Sequence[Sequence[int]]) -> None:
         """Tell nothing, as `tell_sampled`."""
 
     def tell_sampled(self, sampling: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """Tell nothing: the parts heard of the tokens with the drafts."""
+        """Tell of the tokens those parts that did not hear of them with the drafts."""
+        for part in self.parts:
+            if part is not self._drafting:
+                part.sampled(sampling, tokens)
+
+
+def scheduler_class(vllm_config: Any) -> type[EngineScheduler]:
+    """Return the class of an engine's scheduler, asynchronous if vLLM chose so."""
+    if not vllm_config.scheduler_config.async_scheduling:
+        return EngineScheduler
+    return LateEngineScheduler if SETTINGS_KEY in vllm_config.additional_config else AsyncEngineScheduler
 
 
 def engine_scheduler(vllm_config: Any, **kwargs: Any) -> EngineScheduler:
-    """Return an engine's scheduler, asynchronous if vLLM chose so (`scheduler_cls` names it)."""
-    cls = EngineScheduler
-    if vllm_config.scheduler_config.async_scheduling:
-        cls = LateEngineScheduler if SETTINGS_KEY in vllm_config.additional_config else AsyncEngineScheduler
-    return cls(vllm_config=vllm_config, **kwargs)
+    """Return an engine's scheduler (`scheduler_cls` names it)."""
+    return scheduler_class(vllm_config)(vllm_config=vllm_config, **kwargs)

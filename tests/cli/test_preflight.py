@@ -171,7 +171,7 @@ REFUSED_ON_GPUS = (
         "--ds.lora.rank 8 --ds.load_in_4bit --weights.transport buffer",
         "--ds.load_in_4bit does not go with --ds.lora.rank: ",
     ),
-    ("--drafting.runner v2 --move.enable", "goes with no moves"),
+    ("--drafting.runner v2 --tp_switch.enable --vllm.num_engines 2", "v2 goes with no TP switches"),
     ("--drafting.runner v2 --no-histospec.enable", "that speculate"),
     (
         "--drafting.runner v2-async --emulate.profile {there}/right.json",
@@ -194,6 +194,7 @@ PASSES_ON_GPUS = (
     "--ds.load_in_4bit",
     "--drafting.source eagle3 --drafting.model {there}/head",
     "--drafting.runner v2",
+    "--drafting.runner v2-async --reallocation.enable",
     "--drafting.runner v2 --vllm.tensor_parallel_size 2",
     "--drafting.runner v2-async --vllm.tensor_parallel_size 2",
     "--drafting.runner v2 --emulate.profile {there}/right.json",

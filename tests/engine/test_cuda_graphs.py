@@ -29,10 +29,13 @@ from graph_padding import Step, counted
 from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.engine.rows import most_rows
 from rhyme_openrlhf.settings.engine import EngineSettings
+from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 
 drafting, plain = RhymeSettings(), RhymeSettings(histospec=HistoSpecSettings(enable=False))
 ngram = RhymeSettings(drafting=DraftingSettings(source="ngram"))
 second = RhymeSettings(drafting=DraftingSettings(runner="v2"))
+second_async = RhymeSettings(drafting=DraftingSettings(runner="v2-async"))
+turns = dataclasses.replace(plain, tp_switch=TpSwitchSettings(enable=True))
 steps = [Step(*step) for step in {STEPS!r}]
 default = {{"compilation_config": {{}}}}
 
@@ -61,7 +64,8 @@ found = dict(
     default_rows=rows(engine_config(drafting, **default)), most=most_rows(engine_config(drafting)),
     wide=wide(), eager=wide(enforce_eager=True),
     # These set which runner all processes use from then on.
-    moving=facts(engine_config(plain, moving=True)), ngram=facts(engine_config(ngram)),
+    moving=facts(engine_config(plain, moving=True)), turns=facts(engine_config(turns, moving=True)),
+    moving_second=facts(engine_config(second_async, moving=True)), ngram=facts(engine_config(ngram)),
     second=facts(engine_config(second)), second_rows=rows(engine_config(second)),
 )
 json.dump(found, sys.stdout)
@@ -109,10 +113,10 @@ def test_rows_follow_the_size_of_the_engine_and_graphs_reach_them(on_gpu: dict[s
     assert on_gpu["wide"] == {"most": 2048, "largest": 2048} and on_gpu["eager"] == {"most": 2048, "largest": 0}
 
 
-def test_engines_whose_samples_move_use_the_first_model_runner(on_gpu: dict[str, Any]) -> None:
-    # vLLM's own choice without speculation, of whose requests moves know nothing.
-    assert on_gpu["plain"]["v2"] is True and on_gpu["plain"]["scheduling"] == "async"
-    assert on_gpu["moving"]["v2"] is False and on_gpu["moving"]["scheduling"] == "sync"
+def test_engines_whose_samples_move_are_as_fast_as_others_unless_layouts_take_turns(on_gpu: dict[str, Any]) -> None:
+    fast = [on_gpu[name] for name in ("plain", "moving", "moving_second")]
+    assert {(one["v2"], one["scheduling"]) for one in fast} == {(True, "async")}
+    assert (on_gpu["turns"]["v2"], on_gpu["turns"]["scheduling"]) == (False, "sync")
 
 
 def test_padding_is_the_workers(on_gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

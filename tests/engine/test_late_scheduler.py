@@ -25,7 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter
-from rhyme_openrlhf.engine.patches.late_drafts import sampled_of
+from rhyme_openrlhf.engine.patches.late_drafts import Sampled, sampled_of
 from rhyme_openrlhf.engine.patches.second_runner import drafts_of
 from rhyme_openrlhf.engine.requests import PROMPT_KEY
 from rhyme_openrlhf.engine.scheduler import LateEngineScheduler
@@ -49,6 +49,8 @@ class Engine:
         self.written: dict[str, int] = {}
         # Of each request: position and draft of each step.
         self.drafts: dict[str, list[tuple[int, list[int]]]] = {}
+        # Steps that waited for the tokens of the one before.
+        self.waits = 0
 
     def fresh(self, history: list[int]) -> None:
         """Forget earlier samples, and draft from this text."""
@@ -109,7 +111,11 @@ class Engine:
             under_way.append((output, EMPTY_MODEL_RUNNER_OUTPUT))
         elif self.late:
             before = under_way[-1][1] if under_way else EMPTY_MODEL_RUNNER_OUTPUT
-            step = self.scheduler.fill(output, functools.partial(sampled_of, before))
+            step = self.scheduler.fill(output, functools.partial(self.wait_for, before))
+            assert step.num_scheduled_tokens.keys() == output.num_scheduled_tokens.keys()
+            # KV blocks are there for no more.
+            room = output.num_scheduled_tokens
+            assert all(tokens <= room[name] for name, tokens in step.num_scheduled_tokens.items())
             under_way.append((output, self.compute(step)))
         else:
             under_way.append((output, self.compute(output)))
@@ -118,6 +124,11 @@ class Engine:
             self.scheduler.update_from_output(scheduled, result)
             if not self.late:
                 self.scheduler.update_draft_token_ids(DraftTokenIds(result.req_ids, [[] for _ in result.req_ids]))
+
+    def wait_for(self, before: ModelRunnerOutput) -> Sampled:
+        """Return what the step before sampled."""
+        self.waits += 1
+        return sampled_of(before)
 
     def within_texts(self) -> dict[str, list[tuple[int, list[int]]]]:
         """Return the drafts but for those behind the end of a text."""
@@ -272,6 +283,96 @@ def test_room_is_released_while_drafts_are_left_out(engines: Any) -> None:
     assert {room for asked, room in rooms.items() if asked < 28} == {0}
     tried = [at for at, draft in engine.within_texts()["sample"]]
     assert tried and tried[0] == 33
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_steps_without_drafts_wait_for_no_tokens_and_later_drafts_know_them_all(
+    engines: Any, data: st.DataObject
+) -> None:
+    """Drafts are switched off and on again while samples run; some are aborted, and weights are loaded."""
+    engine, tokens = engines[1], st.integers(10, 99)
+    history = data.draw(st.lists(tokens, min_size=60, max_size=90))
+    others = data.draw(st.lists(st.dictionaries(st.integers(0, 59), tokens, max_size=20), min_size=1, max_size=RUNNING))
+    # All that is drawn is drawn before anything runs: after how many steps what happens.
+    happenings = st.sampled_from(("a switch", "a switch", "a switch", "new weights", "an abort"))
+    turns = data.draw(st.lists(st.tuples(st.integers(1, 12), happenings), min_size=2, max_size=12))
+    engine.fresh(history)
+    gain = engine.scheduler.drafting.gain = GainMeter(0)
+    for number, other in enumerate(others):
+        engine.add(str(number), [other.get(place, token) for place, token in enumerate(history)])
+    under_way: list[tuple[Any, ModelRunnerOutput]] = []
+    drafting = True
+    for steps, happening in turns:
+        for step in range(steps):
+            before = engine.waits
+            engine.step(under_way)
+            # Room is kept a step ahead, and a step with drafts may be under way still.
+            assert drafting or step < 3 or engine.waits == before
+        if happening == "a switch":
+            drafting = not drafting
+            gain._switch(drafting)
+        elif happening == "an abort":
+            engine.scheduler.finish_requests(list(engine.scheduler.requests)[:1], RequestStatus.FINISHED_ABORTED)
+        elif not drafting:
+            # (Those that draft are another test's.)
+            assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+            # What is under way is dropped, so the model writes it again.
+            engine.written.update({name: one.num_output_tokens for name, one in engine.scheduler.requests.items()})
+    while engine.scheduler.has_requests() or under_way:
+        engine.step(under_way)
+    for name, steps in engine.within_texts().items():
+        for at, draft in steps:
+            known = [*PROMPT, *engine.texts[name][:at]]
+            # What follows the first token may come from elsewhere.
+            first = draft[:1]
+            assert continues(first, known, [*PROMPT, *history]) or continues(first, known, known), (name, at, draft)
+
+
+def test_new_weights_while_drafts_are_left_out_leave_the_texts_right(engines: Any) -> None:
+    """The first draft behind them is right: no token that was dropped is in the text, and none is missing."""
+    engine, history = engines[1], list(range(40, 140))
+    engine.fresh(history)
+    gain = engine.scheduler.drafting.gain = GainMeter(0)
+    gain._switch(False)
+    engine.add("sample", list(history))
+    under_way: list[tuple[Any, ModelRunnerOutput]] = []
+    for step in range(20):
+        engine.step(under_way)
+        if step == 8:
+            assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+            engine.written["sample"] = engine.scheduler.requests["sample"].num_output_tokens
+    gain._switch(True)
+    while engine.scheduler.has_requests() or under_way:
+        engine.step(under_way)
+    drafts = engine.within_texts()["sample"]
+    assert drafts and all(draft == history[at : at + len(draft)] for at, draft in drafts)
+
+
+def test_the_last_step_with_drafts_counts_with_all_that_it_gave(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step behind it has no room for any (samples and prompts fill it), and so could go before that is known."""
+    engine, history = engines[1], list(range(40, 140))
+    engine.fresh(history)
+    gain = engine.scheduler.drafting.gain = GainMeter(0)
+    counted: list[int] = []
+    monkeypatch.setattr(gain, "step", lambda number, running, tokens, *_: counted.append(tokens))
+    engine.add("sample", list(history))
+    under_way: list[tuple[Any, ModelRunnerOutput]] = []
+    gave: list[int] = []
+    while engine.scheduler.has_requests() or under_way:
+        before = engine.written["sample"]
+        engine.step(under_way)
+        gave.append(engine.written["sample"] - before)
+        if len(gave) == 4:
+            monkeypatch.setattr(engine.scheduler.drafting, "_decode_tokens", lambda: 1)
+    # The first is the prompt's, and what follows a prompt is not timed.
+    assert max(gave) > 4 and gave[-10] == 1 and counted == gave[2 : len(counted) + 2]
+
+
+def continues(draft: list[int], known: list[int], text: list[int]) -> bool:
+    """Whether `draft` stands in `text` behind the last two tokens of `known`, as few as a source looks up."""
+    places = (place for place in range(2, len(text)) if text[place - 2 : place] == known[-2:])
+    return any(text[place : place + len(draft)] == draft for place in places)
 
 
 def test_room_takes_no_block_that_another_sample_may_need(engines: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -19,16 +20,20 @@ from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import V1, DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
 
-TIMEOUT_S = 240
+# Engines of these tests run another model runner where this says so (test_second_runner.py).
+RUNNER = os.environ.get("RHYME_TEST_RUNNER", V1)
+UNDRAFTED = "undrafted"
+"""The second runner with asynchronous scheduling and without drafts: vLLM's own choice on a GPU."""
+# Kernels of the second one are interpreted here.
+TIMEOUT_S = 240 if RUNNER == V1 else 3000
 LENGTH = 640
 BLOCK = 32
 SEATS = 16
-
 
 VARIABLES = {
     # Upstream asks Ray, which is not there, for its address unless it is known.
@@ -82,8 +87,8 @@ class LocalEngine:
         # Speculation from a sample's own text, which does not depend on who else runs, and little of it, so that a
         # sample is not over before it is moved.
         settings = RhymeSettings(
-            histospec=HistoSpecSettings(siblings=False, shared_tokens=0, window_max=4),
-            drafting=drafting or DraftingSettings(),
+            histospec=HistoSpecSettings(enable=RUNNER != UNDRAFTED, siblings=False, shared_tokens=0, window_max=4),
+            drafting=drafting or DraftingSettings(runner=V1 if RUNNER == UNDRAFTED else RUNNER),
             cpu=CpuSettings(kv_cache_mb=16),
             move=MoveSettings(enable=True),
             histopipe=HistoPipeSettings(enable=pipelined),

@@ -16,16 +16,21 @@ from typing import Any
 
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
 from rhyme_openrlhf.engine.patches import queues
-from rhyme_openrlhf.engine.scheduler import EngineScheduler
+from rhyme_openrlhf.engine.scheduler import (
+    AsyncEngineScheduler,
+    EngineScheduler,
+    LateEngineScheduler,
+    scheduler_class,
+)
 from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
 
 PAUSE_S = 0.002
 
 
-class HeldScheduler(EngineScheduler):
-    """The run's own scheduler; it schedules no sample that has reached the tokens of `hold_at`."""
+class Held:
+    """A scheduler that schedules no sample that has reached the tokens of `hold_at`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._hold_at = 0
         self.calls["hold_at"] = self.hold_at
@@ -34,7 +39,7 @@ class HeldScheduler(EngineScheduler):
         """Hold samples at `tokens` response tokens; 0 lets all go on."""
         self._hold_at = tokens
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         held = [one for one in self.running if self._hold_at and one.num_output_tokens >= self._hold_at]
         if not held:
             return super().schedule(*args, **kwargs)
@@ -51,11 +56,34 @@ class HeldScheduler(EngineScheduler):
         return scheduled
 
 
+class HeldScheduler(Held, EngineScheduler):
+    """The run's own."""
+
+
+class HeldLateScheduler(Held, LateEngineScheduler):
+    """The run's own with drafts and asynchronous scheduling."""
+
+
+class HeldAsyncScheduler(Held, AsyncEngineScheduler):
+    """The run's own with asynchronous scheduling."""
+
+
+def held_scheduler(vllm_config: Any, **kwargs: Any) -> EngineScheduler:
+    """Return an engine's scheduler, as the run's own is chosen."""
+    kinds: tuple[type[EngineScheduler], ...] = (HeldScheduler, HeldAsyncScheduler, HeldLateScheduler)
+    of_run = scheduler_class(vllm_config)
+    return next(kind for kind in kinds if kind.__bases__[1] is of_run)(vllm_config=vllm_config, **kwargs)
+
+
 class HeldEngine(RhymeRolloutActor):
     """The run's engine with that scheduler."""
 
     def plugins(self) -> dict[str, Any]:
-        return super().plugins() | {"scheduler_cls": f"{Path(__file__).stem}.{HeldScheduler.__name__}"}
+        found = super().plugins() | {"scheduler_cls": f"{Path(__file__).stem}.{held_scheduler.__name__}"}
+        if os.environ.get("RHYME_TEST_RUNNER") == "undrafted":
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+            found["async_scheduling"] = True
+        return found
 
 
 class DyingMoves(Moves):

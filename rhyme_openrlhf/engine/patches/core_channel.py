@@ -31,6 +31,8 @@ class EngineCoreAccess:
     """Says whether another call waits; None: the engine's owner steps the engine, in its own process."""
     wait_for_calls: Callable[[bool], None] | None = None
     """Tells the engine core's loop whether it may wait for a call while it has no requests; None as `is_called`."""
+    computes: Callable[[], bool] = bool
+    """Says whether results of steps are still to come."""
 
     def workers(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **_: P.kwargs) -> list[R]:
         """Call a method of `WorkerCalls` on every rank, between two steps; returns the ranks' answers."""
@@ -46,6 +48,7 @@ def _call_scheduler(self: EngineCore, method: str, arguments: list) -> Any:
         raise ValueError(f"{type(scheduler).__name__} offers no method {method!r} to its engine's owner")
     # What schedules a request's blocks can so have them copied within one call, between the same two steps.
     scheduler.core.collective_rpc = self.model_executor.collective_rpc
+    scheduler.core.computes = lambda: bool(self.batch_queue)
     # Only an engine core in a process of its own has calls waiting.
     waiting = getattr(self, "input_queue", None)
     if waiting is not None:

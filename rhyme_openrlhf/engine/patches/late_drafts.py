@@ -64,7 +64,7 @@ class Late(Protocol):
     def fill(self, output: Any, sampled: Callable[[], Sampled]) -> Any:
         """Return the step (vLLM's SchedulerOutput) to compute in the place of `output`.
 
-        `sampled` waits for what the step before sampled; nothing before the first. It is called once.
+        `sampled` waits for what the step before sampled; nothing before the first. It is called once at most.
         """
 
 
@@ -77,7 +77,8 @@ def offer(vllm_config: Any, drafting: Late) -> None:
 def fills(vllm_config: Any) -> bool:
     """Return whether the configured executor fills steps; of vLLM's two for Ray's actors the newer one does."""
     executor = Executor.get_class(vllm_config)
-    named = vllm_config.parallel_config.distributed_executor_backend in EXECUTORS
+    # Of the first one's name vLLM's CPU platform makes another.
+    named = vllm_config.parallel_config.distributed_executor_backend in (*EXECUTORS, UniProcExecutor)
     return named and issubclass(executor, (UniProcExecutor, MultiprocExecutor))
 
 

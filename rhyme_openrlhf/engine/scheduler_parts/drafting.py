@@ -258,9 +258,7 @@ class Drafting(Part):
         if (each := self._timing.forced_drafts) is not None:
             drafts = Cut(np.full(len(names), each), np.full(len(names) * each, DUMMY, np.int32))
         else:
-            # A sample that decodes without room has one token.
-            decodes = bool(names) or 1 in output.num_scheduled_tokens.values()
-            self._plan(decodes, started)
+            self._plan(bool(names) or self._decodes(output), started)
             asked = self._asked(self.source.draft_flat, names, context)
             drafts = asked or Cut(np.zeros(len(names), np.int64), NO_TOKENS)
         drafts = drafts.within(self._most_drafts())
@@ -271,6 +269,24 @@ class Drafting(Part):
         drafts = drafts.to(np.minimum(drafts.lengths, room.lengths))
         self._meter.add_draft_seconds(time.perf_counter() - started)
         return drafts
+
+    def leave_out_late(self, output: Any) -> None:
+        """Plan a scheduled step that has no room for drafts."""
+        started = time.perf_counter()
+        if self._timing.forced_drafts is None:
+            self._plan(self._decodes(output), started)
+            self.source.leave_out()
+        self._meter.add_draft_seconds(time.perf_counter() - started)
+
+    @staticmethod
+    def _decodes(output: Any) -> bool:
+        # A sample that decodes without room has one token.
+        return 1 in output.num_scheduled_tokens.values()
+
+    @property
+    def drops(self) -> bool:
+        """Return whether tokens under way are dropped, because there are new weights."""
+        return bool(self._dropped)
 
     def _start_anew(self, scheduled: Iterable[str]) -> None:
         """Begin those texts again whose requests go on behind new weights: vLLM drops what was under way for them."""
@@ -420,4 +436,6 @@ class Drafting(Part):
         """Doubt what was accepted so far, because there are new weights."""
         self.source.policy_updated()
         if running and self._late:
-            self._dropped.update(request.request_id for request in self._scheduler.running)
+            # Those that were stopped for a move are in no queue.
+            requests = self._scheduler.requests.items()
+            self._dropped.update(name for name, one in requests if one.status == RequestStatus.RUNNING)

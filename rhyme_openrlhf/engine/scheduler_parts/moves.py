@@ -125,8 +125,9 @@ class Moves(Part):
     def stop_sample(
         self, request_id: str, buffer: dict[str, Any] | None = None, first: int = 0, hand_over: bool = False
     ) -> dict[str, Any] | None:
-        """Schedule a request no more, and keep it; None if there is no such unfinished request.
+        """Schedule a request no more, and keep it; None if there is no such unfinished request, or not yet.
 
+        Not yet: steps under way have it, and what they sample is to be known. The caller asks again.
         With a `buffer` its blocks from number `first` on are copied there, and with `hand_over` the engine that expects
         it goes on with it. `output`: its response tokens, in number; `computed`, `blocks`, `problem`, `at`: as
         `Stopped`; `window`: of its speculation, None without speculation; `generator`: of its seeded random numbers.
@@ -137,6 +138,8 @@ class Moves(Part):
         if request_id not in self._stopped:
             self._stopped[request_id] = seated = queues.take_out(self._scheduler, request)
             queues.hold_seats(self._scheduler, seated)
+        if request.num_in_flight_tokens:
+            return None
         at, computed = time.time(), self._final_tokens(request)
         blocks = self._blocks(request)[: -(-computed // self._scheduler.block_size)]
         window = None if self._drafting is None else self._drafting.source.window(request_id)
@@ -359,7 +362,8 @@ class Moves(Part):
         if core.is_called is None or core.wait_for_calls is None:
             return expecting
         core.wait_for_calls(not expecting)
-        if expecting:
+        # With asynchronous scheduling the results of the last step may be still to come.
+        if expecting and not core.computes():
             self._look_out(core.is_called)
         return self._has_requests()
 
