@@ -40,14 +40,22 @@ IMPORT_TIMEOUT_SECONDS = 180
 # Run in a process of its own: a user's file may do anything when it is imported.
 IMPORTED = "imported to its end"
 _IMPORT_FILE = """
-import importlib.util, sys
+import importlib.util, inspect, sys
 from rhyme_openrlhf.platform import gpu_present, shims
 if not gpu_present(): shims.install()
 path, wanted = sys.argv[1:3]
 spec = importlib.util.spec_from_file_location("user_file", path)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-if not callable(getattr(module, wanted, None)): sys.exit(f"it defines no {wanted}")
+found = getattr(module, wanted, None)
+if not callable(found): sys.exit(f"it defines no {wanted}")
+if wanted == "reward_func":
+    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
+        sys.exit("its reward_func must return rewards, and neither await nor yield")
+    try: signature = inspect.signature(found)
+    except ValueError: signature = None
+    try: signature and signature.bind([], [], [])
+    except TypeError: sys.exit(f"its reward_func{signature} must take three arguments: queries, prompts, labels")
 print()
 print(sys.argv[3])
 """

@@ -129,6 +129,8 @@ def _load(flag: str, names: str, split: str, args: SimpleNamespace) -> Any:
     except Exception as error:  # people's files, read by libraries that raise anything
         if isinstance(error, AttributeError) and "DatasetDict" in str(error):
             reason = f"it has no split {split!r} ({SPLIT_FLAGS[flag]}); the rows of a file are its split 'train'"
+        elif not all(name.strip() for name in names.split(",")):
+            reason = "it names nothing before or behind a comma"
         else:
             reason = _reason(error)
         raise PreflightError(f"{flag}: {names} cannot be loaded: {reason}") from error
@@ -180,8 +182,14 @@ def _texts(flag: str, names: str, rows: Any, tokenizer: Any, args: SimpleNamespa
     from openrlhf.datasets.prompts_dataset import preprocess_data
 
     key, template = args.data.input_key, tokenizer.apply_chat_template if args.data.apply_chat_template else None
-    for number, row in enumerate(rows, start=1):
-        where, given = f"{flag}: row {number} of {names}", row[key]
+    read = iter(rows)
+    for number in range(1, len(rows) + 1):
+        where = f"{flag}: row {number} of {names}"
+        try:
+            row = next(read)
+        except Exception as error:  # a file's bytes may be no text, which is seen only here
+            raise PreflightError(f"{where} cannot be read ({_reason(error)})") from error
+        given = row[key]
         if template is None and isinstance(given, list):
             raise PreflightError(f"{where} has messages in {key!r} instead of a text: give --data.apply_chat_template")
         if not isinstance(given, str | list) or (isinstance(given, list) and not given):

@@ -12,6 +12,7 @@ import atexit
 import dataclasses
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -41,7 +42,7 @@ from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.redaction import redact_command, redact_config
-from rhyme_openrlhf.telemetry.event_log import follow, read_events
+from rhyme_openrlhf.telemetry.event_log import EventLog, follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted
 from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.recorder import Recorder
@@ -62,6 +63,7 @@ NO_JOB = "ffffffff"
 RECORDER_NAME = "recorder"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
 RECORDER_TIMEOUT_SECONDS = 30
+RAY_ANSWERS_SECONDS = 5.0
 
 
 class LaunchError(Exception):
@@ -116,12 +118,20 @@ def run_training(
     ending = Ending()
     reaper = start_reaper(os.getpid())
     reporting = Reporting(run, settings.control, reaper)
+    started_parts = _Started()
     try:
-        return _run(job, notes, ending)
+        code = _run(job, notes, ending, started_parts)
     finally:
         ending.part("have the last events reported", reporting.close)
         ending.part("end the processes that are left", lambda: finish(reaper))
         ending.part("wait for the reporter", reporting.wait)
+    if started_parts.ray_is_gone:
+        # Ray's core, without its store, waits at Python's end and then crashes. Seen with Ray 2.55.0.
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 @dataclass
@@ -135,20 +145,21 @@ class _Started:
     supervisor: Supervisor | None = None
     system: SystemWatch | None = None
     display: _Display | None = None
+    ray_is_gone: bool = False
 
 
-def _run(job: _Job, notes: list[str], ending: Ending) -> int:
+def _run(job: _Job, notes: list[str], ending: Ending, started: _Started) -> int:
     run = job.run
     if job.settings.run.progress != "off":
         # There is no event log to show yet.
         print(f"rhyme train: starting Ray for {run.path}", file=sys.stderr)
-    started = _Started()
     outcome = Outcome("succeeded", "", 0)
     failure: BaseException | None = None
     termination = Termination(run.stop_request, job.settings.limits.sigterm_s)
     reserve = ending.part("keep room for the run's last words", lambda: Reserve(run.path))
     try:
         try:
+            termination.install()
             supervisor, services = _start(job, notes, started, termination)
             _train(job.args, services, run, supervisor)
         finally:
@@ -157,7 +168,8 @@ def _run(job: _Job, notes: list[str], ending: Ending) -> int:
     # Upstream, and people's code in it, raise anything, SystemExit included: each is this run's end, and is told.
     except BaseException as error:  # noqa: BLE001
         # Ray's waits raise a plain KeyboardInterrupt for any kind of it.
-        failure = Interrupted() if termination.interrupts and type(error) is KeyboardInterrupt else error
+        interrupted = termination.interrupts and type(error) is KeyboardInterrupt
+        failure = Interrupted() if interrupted or termination.came_to_ray(error) else error
     if reserve is not None:
         ending.part("release the room for the run's last words", reserve.release)
     if isinstance(failure, LaunchError):
@@ -179,6 +191,7 @@ def _start(job: _Job, notes: list[str], started: _Started, termination: Terminat
     """Start what a run needs beside OpenRLHF's own actors; `started` has at every moment what there is to end."""
     run = job.run
     session = started.session = _start_ray(job)
+    # ray.init has set a handler of its own.
     termination.install()
     started.ray_job = ray.get_runtime_context().get_job_id()
     (run.logs / RAY_LINK).symlink_to(session / "logs")
@@ -382,15 +395,23 @@ def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supe
 
 
 def _end(run: RunDirectory, started: _Started, finished: RunFinished, ending: Ending) -> None:
-    """End what was started, close the record, write the summary and keep the logs; each as far as it can be done."""
+    """End what was started, close the record, write the summary and keep the logs; each as far as it can be done.
+
+    Where Ray is gone (a scheduler's SIGTERM goes to its processes, too), nothing is asked of it: each question would
+    wait, and a minute later Ray ends this process by itself.
+    """
+    gone = started.session is not None and ending.part("see whether Ray is there", _ray_is_gone) is True
+    started.ray_is_gone = gone
     if started.system is not None:
         ending.part("stop the system probe", started.system.stop)
     if started.supervisor is not None:
         ending.part("stop the supervisor", started.supervisor.stop)
-    if started.services is not None:
+    if started.services is not None and not gone:
         workers = started.services.history_workers
         ending.part("stop the history workers", lambda: stop_history_workers(workers))
-    if started.recorder is not None:
+    if gone:
+        ending.part("record the end of the run", lambda: _record_without_ray(run, finished))
+    elif started.recorder is not None:
         _close_record(started.recorder, finished, ending)
     if started.display is not None:
         ending.part("show the last events", started.display.stop)
@@ -399,12 +420,33 @@ def _end(run: RunDirectory, started: _Started, finished: RunFinished, ending: En
         # Ray may have begun to start.
         ending.part("end Ray", ray.shutdown)
         return
-    session, jobs = started.session, ending.part("find the processes of engines of several ranks", _jobs)
-    ending.part("end Ray", ray.shutdown)
-    if "end Ray" in ending.failed:
+    session, jobs = started.session, None
+    if not gone:
+        jobs = ending.part("find the processes of engines of several ranks", _jobs)
+        ending.part("end Ray", ray.shutdown)
+    if gone or "end Ray" in ending.failed:
         # Python would wait for it again.
         atexit.unregister(ray.shutdown)
     ending.part("keep the logs of the run's processes", lambda: _keep_logs(session, run, jobs or [started.ray_job]))
+
+
+def _ray_is_gone() -> bool:
+    """Return whether nothing listens where Ray's control store was."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), RAY_ANSWERS_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        # A node that is away may come back.
+        return False
+    return False
+
+
+def _record_without_ray(run: RunDirectory, finished: RunFinished) -> None:
+    """Write the last event here, because the recorder, its only writer, went with Ray."""
+    with EventLog(run.events) as log:
+        log.write(finished, SOURCE)
 
 
 def _close_record(recorder: Any, finished: RunFinished, ending: Ending) -> None:

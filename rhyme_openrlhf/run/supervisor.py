@@ -136,6 +136,8 @@ RECORDER = "recorder"
 DISPENSABLE = (RECORDER, "system probe")
 # An engine answers between two decode steps; one that is quiet for this long is worth a warning, no more.
 QUIET_SECONDS = 60.0
+# The same in the sentence of a limit, where it may be the cause.
+SILENT_SECONDS = 10.0
 
 
 class Supervisor:
@@ -251,7 +253,20 @@ class Supervisor:
             grace = POLL_SECONDS if any(death.final for death in self._deaths) else GRACE_SECONDS
             if now - self._deaths[0].at > grace:
                 return self._deaths[0].sentence
-        return "" if self._blind or self._lost.unanswered else self._stage.overdue(now) or ""
+        overdue = None if self._blind or self._lost.unanswered else self._stage.overdue(now)
+        return overdue + self._silence(now) if overdue else ""
+
+    def _silence(self, now: float) -> str:
+        """Return what a person should know of engines that have not answered for longer than they ever should."""
+        silent = [
+            f"{self.names[key]} has not answered for {check.waits(now):.0f} s"
+            for key, check in self._engines.items()
+            if key not in self._dead and check.waits(now) > SILENT_SECONDS
+        ]
+        hint = (
+            "code of a reward or agent that never lets other threads run does that, and --limits.reward_s cannot end it"
+        )
+        return f"; {' and '.join(silent)} ({hint})" if silent else ""
 
     def _look(self) -> None:
         with self._look_lock:
@@ -372,10 +387,13 @@ class _EngineCheck:
         self._told_ready = self._answered_once
         return is_first
 
+    def waits(self, now: float) -> float:
+        """Return for how many seconds an engine that has answered before has not."""
+        return now - self._asked if self._question is not None and self._answered_once else 0.0
+
     def quiet(self, seconds: float) -> bool:
         """True once, when an engine that has answered before has not for `seconds`."""
-        late = self._question is not None and time.monotonic() - self._asked > seconds
-        if not late or not self._answered_once or self._warned:
+        if self._warned or self.waits(time.monotonic()) <= seconds:
             return False
         self._warned = True
         return True

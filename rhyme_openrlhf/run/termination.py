@@ -34,6 +34,7 @@ class Termination:
         # Only the handler sets it, and the main thread never waits for it: so setting it there cannot lock.
         self._requested = threading.Event()
         self._over = threading.Event()
+        self._waiting: threading.Thread | None = None
 
     @property
     def requested(self) -> bool:
@@ -46,9 +47,18 @@ class Termination:
         return self._interrupting
 
     def install(self) -> None:
-        """Have SIGTERM handled here. In the main thread, after ray.init, which sets a handler of its own."""
+        """Have SIGTERM handled here, from now on or again. In the main thread."""
         signal.signal(signal.SIGTERM, self._handle)
-        threading.Thread(target=self._wait, name="termination", daemon=True).start()
+        if self._waiting is None:
+            self._waiting = threading.Thread(target=self._wait, name="termination", daemon=True)
+            self._waiting.start()
+
+    def came_to_ray(self, error: BaseException) -> bool:
+        """Return whether SIGTERM came while Ray's handler stood here, which raises this `error`; it is noted then."""
+        came = isinstance(error, SystemExit) and error.code == signal.SIGTERM
+        if came:
+            self._requested.set()
+        return came
 
     def interrupt(self) -> None:
         """Raise Interrupted in the main thread, from any thread; Ray's waits look for signals once a second."""

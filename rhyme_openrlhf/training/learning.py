@@ -3,7 +3,7 @@
 Invariants:
 - A figure of policy or critic that is not finite ends the run in its step. Neither engines nor a checkpoint get its
   weights.
-- A run without one update of the policy has failed. A step without an update, a gradient of zero, and an epoch whose
+- A run without one update of the policy has failed, and so has one whose updates changed no weight. A step without an update, a gradient of zero, and an epoch whose
   prompts were mostly filtered out are upstream's to allow: they are warnings.
 """
 
@@ -20,6 +20,7 @@ POLICY_UPDATES = "policy/optimizer_steps"
 # OpenRLHF 0.11.2's names of what an update gives (trainer/ray/ppo_actor.py, ppo_critic.py).
 LOSSES = (POLICY_LOSS, "critic_loss")
 GRADIENTS = (POLICY_GRADIENT, "critic_grad_norm")
+REWARDS = ("reward", "return")
 # Below this share, most of an epoch's prompts were thrown away.
 MOSTLY = 0.5
 
@@ -52,6 +53,11 @@ class Learning:
                 raise LearningError(
                     f"step {step} gave {name} {figures[name]}, which spoils the model's weights: look at the learning "
                     "rate, the rewards and --rollout.temperature; checkpoints of earlier steps are as they were"
+                )
+        for name in REWARDS:
+            if not math.isfinite(figures.get(name, 0.0)):
+                yield from self._once(
+                    name, f"step {step} has a mean {name} of {figures[name]}: rewards are too large to be added up"
                 )
         # As upstream counts: from 0.
         if step - 1 <= self._args.critic.freezing_steps:
@@ -116,6 +122,22 @@ class Learning:
         else:
             why = "no prompt gave samples"
         raise LearningError(f"the run ended without a training step, because {why}")
+
+    def weights_compared(self, unchanged: bool) -> Iterator[str]:
+        """Judge whether the run left the policy's weights `unchanged`. Raises LearningError if several updates did.
+
+        The first update of a run has, by its schedule, often a learning rate of 0: it alone is a warning.
+        """
+        if not unchanged or not self._updates:
+            return
+        text = (
+            f"{self._updates} training step{'s' if self._updates > 1 else ''} updated the policy, and none of its "
+            f"weights changed: look at the rewards, and at the learning rate (--actor.adam.lr "
+            f"{self._args.actor.adam.lr:g}) and its schedule"
+        )
+        if self._updates > 1:
+            raise LearningError(text)
+        yield text
 
     def _once(self, kind: str, text: str) -> Iterator[str]:
         if kind not in self._told:

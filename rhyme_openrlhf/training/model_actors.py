@@ -72,6 +72,12 @@ def not_finite(model: torch.nn.Module) -> str:
     return ""
 
 
+def sums(model: torch.nn.Module) -> list[float]:
+    """Return the sum of each weight, under ZeRO-3 of its shard; all are equal where nothing has changed."""
+    weights = (getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters())
+    return torch.stack([weight.detach().sum(dtype=torch.float64) for weight in weights]).tolist()  # type: ignore[no-any-return]
+
+
 class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ignore[misc, valid-type]
     """One data-parallel rank of the policy."""
 
@@ -89,6 +95,7 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
             self._world_size,
             settings.weights.bucket_mb,
         )
+        self._first_sums = sums(self.actor.model)
 
     def weight_plan(self) -> tuple[str, tuple[Bucket, ...]]:
         """Return Ray's id of this rank's node, and the buckets that the weights are published in."""
@@ -107,6 +114,10 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
     def not_finite(self) -> str:
         """Return the name of a weight of this rank's that is not finite, or ""."""
         return not_finite(self.actor.model)
+
+    def unchanged(self) -> bool:
+        """Return whether all weights of this rank are those that the run began with."""
+        return sums(self.actor.model) == self._first_sums
 
     def updates(self) -> Updates:
         """Return what this rank has trained so far."""

@@ -50,7 +50,7 @@ from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequ
 from rhyme_openrlhf.training.learning import Learning
 from rhyme_openrlhf.training.reproducible import seed_controller
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState, RhymeSamplesGenerator
-from rhyme_openrlhf.training.updates import UpdateCount
+from rhyme_openrlhf.training.updates import POLICY, UpdateCount
 from rhyme_openrlhf.weights.check import WeightCheck
 from rhyme_openrlhf.weights.offers import OfferedWeightCheck, WeightOffers
 from rhyme_openrlhf.weights.sync import WeightSync
@@ -89,8 +89,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
         self._checkpoints = RunCheckpoints(self.services, self.args, self.actor_model_group, self.critic_model_group)
         self._updates = UpdateCount(
             self.services,
-            {"policy": self.actor_model_group}
-            | ({"critic": self.critic_model_group} if self.critic_model_group else {}),
+            {POLICY: self.actor_model_group} | ({"critic": self.critic_model_group} if self.critic_model_group else {}),
             self.args.train.batch_size,
             self.args.train.dynamic_batch_enable,
         )
@@ -283,6 +282,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
         # A run that resumes where nothing is left has done what it was told.
         if not self._restored_generator.step:
             self._learning.run_ended()
+            self._warn(self._learning.weights_compared(self._updates.changed_nothing()))
         self._checkpoints.check_weights()
 
     def init_checkpoint_states(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rhyme_openrlhf.telemetry.events import Note
 from rhyme_openrlhf.telemetry.services import RunServices
 
 SOURCE = "trainer"
+POLICY = "policy"
 # A rank answers with three numbers, right after it trained.
 COUNT_TIMEOUT_SECONDS = 300.0
 
@@ -84,6 +85,11 @@ class UpdateCount:
         """Return what the first rank of each model has trained so far."""
         counts = [group.async_run_method(method_name="updates")[0] for group in self._models.values()]
         return dict(zip(self._models, ray.get(counts, timeout=COUNT_TIMEOUT_SECONDS), strict=True))
+
+    def changed_nothing(self) -> bool:
+        """Return whether the policy's weights are, on all ranks, those that the run began with."""
+        ranks = self._models[POLICY].async_run_method(method_name="unchanged")
+        return all(ray.get(ranks, timeout=COUNT_TIMEOUT_SECONDS))
 
     def check(self, step: int, samples: int, before: Mapping[str, Updates]) -> dict[str, float]:
         """Return a step's updates as metrics. Raises UpdateError if a step that divides left micro-batches behind."""

@@ -62,6 +62,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "lacking.py": "import no_such_module\n",
         "nameless.py": "def reward(q, p, l): ...\n",
         "unread.py": "def reward_func(:\n",
+        "awaits.py": "async def reward_func(queries, prompts, labels): ...\n",
+        "yields.py": "def reward_func(queries, prompts, labels):\n    yield 1.0\n",
+        "two.py": "def reward_func(queries, prompts): ...\n",
     }
     for name, content in texts.items():
         (folder / name).write_text(content)
@@ -102,6 +105,9 @@ REFUSED = (
     ("--reward.remote_url {there}/lacking.py", "lacking.py cannot be imported: ModuleNotFoundError.*no_such_module"),
     ("--reward.remote_url {there}/nameless.py", "^--reward.remote_url: {there}/nameless.py.*it defines no reward_func"),
     ("--reward.remote_url {there}/unread.py", "^--reward.remote_url: {there}/unread.py.*SyntaxError"),
+    ("--reward.remote_url {there}/awaits.py", "must return rewards, and neither await nor yield"),
+    ("--reward.remote_url {there}/yields.py", "must return rewards, and neither await nor yield"),
+    ("--reward.remote_url {there}/two.py", r"its reward_func\(queries, prompts\) must take three arguments"),
     ("--reward.remote_url gone.py", "^--reward.remote_url: gone.py does not exist$"),
     ("--reward.remote_url rewards", "is neither a .py file nor an address"),
     ("--reward.remote_url reward_server:8000", "is neither a .py file nor an address"),

@@ -59,6 +59,7 @@ def test_a_row_that_gives_no_prompt_is_named(tmp_path: Path, row: dict[str, Any]
         ([GOOD], ["--data.prompt_split", "validation"], "it has no split 'validation' (--data.prompt_split)"),
         ([GOOD], ["--eval.dataset", "DATA", "--eval.split", "test"], "it has no split 'test' (--eval.split)"),
         ([GOOD], ["--data.prompt_probs", "0.5,0.5"], "has 2 numbers, but --data.prompt_dataset names 1 data sets"),
+        ([GOOD], ["--data.prompt_dataset", "DATA,"], "names nothing before or behind a comma"),
         ([GOOD], ["--data.prompt_probs", "much"], "must be numbers"),
         ([GOOD], ["--data.prompt_probs", "0.5"], "add up to 1"),
         ([GOOD], ["--data.input_template", "{} {question}"], "cannot be filled in"),
@@ -71,6 +72,15 @@ def test_what_does_not_go_together_is_one_sentence(
     with pytest.raises(PreflightError) as error:
         check(tmp_path, rows, *(flag.replace("DATA", path) for flag in flags))
     assert said.replace("DATA", path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_row_that_is_no_text_is_named(tmp_path: Path) -> None:
+    """What its reader takes for text is looked at when the row is."""
+    data = tmp_path / "latin.jsonl"
+    data.write_bytes('{"input": "1+1=", "label": "2"}\n{"input": "é", "label": "2"}\n'.encode("latin-1"))
+    argv = [*arguments(str(tmp_path)), "--data.prompt_dataset", str(data)]
+    with pytest.raises(PreflightError, match=r"latin.jsonl (cannot be read|cannot be loaded)"):
+        preflight_data.check_data(upstream.parse(argv))
 
 
 def test_a_tokenizer_that_is_another_models_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,9 +136,12 @@ class KilledRun:
             assert time.time() < deadline, f"waited {RUN_TIMEOUT_S} s for {what}"
             time.sleep(0.1)
 
-    def terminate(self) -> None:
-        """SIGTERM for the driver, as schedulers send it."""
-        self._driver.terminate()
+    def terminate(self, all_processes: bool = False) -> None:
+        """SIGTERM for the driver, or for all of the run's processes, as schedulers send it."""
+        if all_processes:
+            os.killpg(self._driver.pid, signal.SIGTERM)
+        else:
+            self._driver.terminate()
 
     def wait(self) -> FinishedRun:
         """Wait for its end."""

@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.telemetry.events import RolloutProgress, RolloutStarted, StageStarted, SystemSample
+from rhyme_openrlhf.telemetry.events import (
+    RolloutProgress,
+    RolloutStarted,
+    RunFinished,
+    RunStarted,
+    StageStarted,
+    SystemSample,
+)
 from tests.e2e.runs import RUN_TIMEOUT_S, FinishedRun, KilledRun, actors
 
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
@@ -79,7 +86,7 @@ def check_limit(ended: FinishedRun, waited_for: str, option: str, limit: int) ->
     """The last line says what was waited for, and that for no less than the limit; samples of the system flowed."""
     assert ended.code == 1, ended.output
     last = ended.output.strip().splitlines()[-1]
-    said = re.match(r"rhyme train: failed: waited (\d+) s for (.*) without any progress; .* (--limits\.\w+)", last)
+    said = re.match(r"rhyme train: failed: waited (\d+) s for (.*) without any progress; .*?(--limits\.\w+)", last)
     assert said and said[2] == waited_for and said[3] == f"--limits.{option}" and int(said[1]) >= limit, ended.output
     assert len(ended.of(SystemSample)) > 3
 
@@ -91,7 +98,9 @@ def check_saved(folder: Path, step: int = 1) -> None:
 def test_an_engine_that_hangs_in_a_rollout(start: Start, tmp_path: Path) -> None:
     run = start("run", *OPTIONS)
     stop_at(run, tmp_path, ENGINE, "rollout")
-    check_limit(run.wait(), "the rollout of step 2", "rollout_s", ROLLOUT_S)
+    ended = run.wait()
+    check_limit(ended, "the rollout of step 2", "rollout_s", ROLLOUT_S)
+    assert "engine 0 has not answered for" in ended.output.splitlines()[-1]
     check_saved(tmp_path)
 
 
@@ -148,3 +157,15 @@ def test_sigterm_ends_a_run_whose_reward_swallows_everything(start: Start, tmp_p
     ended = run.wait()
     print(f"ended {time.monotonic() - asked:.0f} s after SIGTERM")
     assert ended.code == 143 and "rhyme train: stopped: " in ended.output.splitlines()[-1], ended.output
+
+
+@pytest.mark.slow
+def test_sigterm_for_ray_too_while_a_run_starts(start: Start) -> None:
+    """Without Ray's store whoever asks Ray waits, and is ended by it after a minute."""
+    run = start("run", *OPTIONS)
+    run.wait_for(lambda event: isinstance(event, RunStarted), "the run to start")
+    run.terminate(all_processes=True)
+    ended = run.wait()
+    assert ended.code == 143 and "rhyme train: stopped: ended by SIGTERM" in ended.output.splitlines()[-1], ended.output
+    (finished,) = ended.of(RunFinished)
+    assert finished.status == "stopped"

@@ -19,7 +19,7 @@ from rhyme_openrlhf.run import launch
 from rhyme_openrlhf.run.ending import Ending
 from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.telemetry.event_log import EventLog
+from rhyme_openrlhf.telemetry.event_log import EventLog, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, RunFinished, RunStarted
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory
 
@@ -60,6 +60,7 @@ class Fixture:
         self.broken = ""
         self.error: BaseException = OSError(errno.ENOSPC, "No space left on device")
         self.training: BaseException | None = KeyError("no such answer")
+        self.ray_is_gone = False
         self.run = RunDirectory(tmp_path)
         self.run.logs.mkdir()
         session = tmp_path / "session"
@@ -88,6 +89,7 @@ class Fixture:
             "_check_gpus": lambda _: None,
             "_start_recorder": lambda _: recorder,
             "_services": lambda *_: services,
+            "_ray_is_gone": lambda: self.ray_is_gone,
             "_start_supervisor": lambda *_: supervisor,
             "SystemWatch": lambda *_: SimpleNamespace(start=lambda: None, stop=self.part("system")),
             "_Display": lambda *_: SimpleNamespace(stop=self.part("display")),
@@ -131,7 +133,7 @@ def test_the_other_parts_are_run_and_the_reason_is_told_whichever_part_fails(
     fixture: Fixture, broken: str, error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fixture.broken, fixture.error = broken, error
-    assert launch._run(fixture.job, [], Ending()) == 1
+    assert launch._run(fixture.job, [], Ending(), launch._Started()) == 1
     assert fixture.done == [part for part in PARTS if NEEDS.get(part) != broken]
     told = capsys.readouterr().err.splitlines()
     assert told[-1] == f"rhyme train: failed: KeyError: 'no such answer' (logs: {fixture.run.logs})"
@@ -144,7 +146,7 @@ def test_training_that_succeeded_has_succeeded_whichever_part_of_the_ending_fail
     fixture: Fixture, broken: str
 ) -> None:
     fixture.broken, fixture.training = broken, None
-    assert launch._run(fixture.job, [], Ending()) == 0
+    assert launch._run(fixture.job, [], Ending(), launch._Started()) == 0
     assert fixture.done == [part for part in PARTS if NEEDS.get(part) != broken and part != "explain"]
 
 
@@ -153,14 +155,14 @@ def test_whatever_training_raises_ends_in_one_sentence(
     fixture: Fixture, kind: type[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fixture.training = kind("odd")
-    assert launch._run(fixture.job, [], Ending()) == 1
+    assert launch._run(fixture.job, [], Ending(), launch._Started()) == 1
     told = capsys.readouterr().err.splitlines()
     assert told[-1].startswith(f"rhyme train: failed: {kind.__name__}: ") and "odd" in told[-1]
 
 
 def test_a_traceback_that_cannot_be_kept_costs_one_line(fixture: Fixture, capsys: pytest.CaptureFixture[str]) -> None:
     (fixture.run.logs / "driver-error.log").mkdir()
-    assert launch._run(fixture.job, [], Ending()) == 1
+    assert launch._run(fixture.job, [], Ending(), launch._Started()) == 1
     told = capsys.readouterr().err
     assert "rhyme train: could not write driver-error.log: IsADirectoryError: " in told
     assert told.endswith(f"rhyme train: failed: KeyError: 'no such answer' (logs: {fixture.run.logs})\n")
@@ -174,9 +176,18 @@ def test_a_start_that_fails_ends_what_was_started(
         raise ConnectionError("no Ray at this address")
 
     monkeypatch.setattr(launch, "_start_ray", unreachable)
-    assert launch._run(fixture.job, [], Ending()) == 1
+    assert launch._run(fixture.job, [], Ending(), launch._Started()) == 1
     assert "rhyme train: failed: ConnectionError: no Ray at this address" in capsys.readouterr().err
     assert "shutdown" in fixture.done
+
+
+def test_where_ray_is_gone_nothing_is_asked_of_it_and_the_record_has_the_end(fixture: Fixture) -> None:
+    fixture.ray_is_gone = True
+    assert launch._run(fixture.job, [], Ending(), launch._Started()) == 1
+    asked = {"workers", "write", "close", "jobs", "shutdown"}
+    assert fixture.done == [part for part in PARTS if part not in asked]
+    *_, last = read_events(fixture.run.events)
+    assert isinstance(last.event, RunFinished) and last.event.message == "KeyError: 'no such answer'"
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -193,7 +204,7 @@ def test_the_summary_has_the_end_that_the_disk_refused(
     if taken:
         with EventLog(fixture.run.events) as log:
             log.write(RunFinished("failed", "KeyError: 'no such answer'", 1.0), "driver")
-    launch._run(fixture.job, [], Ending())
+    launch._run(fixture.job, [], Ending(), launch._Started())
     assert (shown[0].status, shown[0].message) == ("failed", "KeyError: 'no such answer'")
     assert ("the event log lacks the end of the run" in capsys.readouterr().err) is not taken
 

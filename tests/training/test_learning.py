@@ -16,6 +16,7 @@ def arguments(dtype: str = "bf16", filtering: bool = False, freezing: int = -1) 
         critic=SimpleNamespace(freezing_steps=freezing),
         train=SimpleNamespace(micro_batch_size=8, batch_size=16),
         rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4),
+        actor=SimpleNamespace(adam=SimpleNamespace(lr=1e-30)),
         algo=SimpleNamespace(dynamic_filtering_enable=filtering, dynamic_filtering_range=(0.0, 1.0)),
     )
 
@@ -57,6 +58,24 @@ def test_micro_batches_without_an_optimizer_step_are_no_update() -> None:
         sut.run_ended()
     list(sut.updated(2, GOOD | {POLICY_UPDATES: 1.0}))
     sut.run_ended()
+
+
+def test_a_run_whose_updates_changed_no_weight_has_failed() -> None:
+    sut = Learning(arguments())
+    assert not list(sut.weights_compared(True))
+    list(sut.updated(1, GOOD))
+    (warning,) = sut.weights_compared(True)
+    assert "1 training step updated the policy, and none of its weights changed" in warning
+    list(sut.updated(2, GOOD))
+    with pytest.raises(LearningError, match=r"2 training steps updated .* --actor.adam.lr 1e-30\)"):
+        list(sut.weights_compared(True))
+    assert not list(sut.weights_compared(False))
+
+
+def test_rewards_that_overflow_are_a_warning_once() -> None:
+    sut = Learning(arguments())
+    (warning,) = [text for step in (1, 2) for text in sut.updated(step, GOOD | {"reward": math.inf})]
+    assert "step 1 has a mean reward of inf" in warning
 
 
 def test_steps_with_a_frozen_policy_are_what_was_asked_for() -> None:

@@ -122,3 +122,12 @@ def test_a_weight_that_is_not_finite_is_found_by_name(value: float) -> None:
     with torch.no_grad():
         model.logits.weight[-1, -1] = value
     assert policy.not_finite(model) == "logits.weight"
+
+
+def test_one_changed_weight_changes_the_sums() -> None:
+    model = TinyModel()
+    before = policy.sums(model)
+    assert policy.sums(model) == before
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1e-3
+    assert policy.sums(model) != before
