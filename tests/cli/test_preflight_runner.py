@@ -57,12 +57,13 @@ UNVERIFIED = "auto is v1, because `rhyme verify` has not passed with another"
     ("changed", "flags", "runner", "said"),
     [
         ({}, "", V2, f"^{re.escape(VERIFIED)}$"),
+        ({}, "--move.enable", V2, f"^{re.escape(VERIFIED)}$"),
         # Other versions or another GPU prove nothing.
         ({"device": "Another GPU"}, "", V1, UNVERIFIED),
         ({"versions": {**PROVED.versions, "torch": "0.0.1"}}, "", V1, UNVERIFIED),
         ({"proofs": {}}, "", V1, UNVERIFIED),
         # Features that keep the first runner.
-        ({}, "--move.enable", V1, "moves .* read the state of samples there"),
+        ({}, "--tp_switch.enable --vllm.num_engines 2", V1, "layouts take turns there alone"),
         ({}, "--drafting.source ngram", V1, "--drafting.source ngram can be cut there alone"),
         ({}, "--run.reproducible", V1, "a reproducible run"),
         ({}, "--emulate.profile {profile}", V1, "steps on another machine's clock"),
