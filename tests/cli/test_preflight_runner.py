@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,49 +49,43 @@ def decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Decide:
     return decided
 
 
-def test_the_second_runner_where_it_is_verified_with_a_sentence(decide: Decide) -> None:
-    runner, (said,) = decide()
-    assert runner == V2
-    assert said == (
-        "--drafting.runner auto is v2, because `rhyme verify` has passed with it for Qwen3ForCausalLM on 2026-01-02"
-    )
-
-
-def test_other_versions_or_another_gpu_prove_nothing(decide: Decide) -> None:
-    old = {**PROVED.versions, "torch": "0.0.1"}
-    for other in ({"device": "Another GPU"}, {"versions": old}, {"proofs": {}}):
-        runner, (said,) = decide(entry=dataclasses.replace(PROVED, **other))
-        assert runner == V1 and "auto is v1, because `rhyme verify` has not passed with another" in said
+VERIFIED = "--drafting.runner auto is v2, because `rhyme verify` has passed with it for Qwen3ForCausalLM on 2026-01-02"
+UNVERIFIED = "auto is v1, because `rhyme verify` has not passed with another"
 
 
 @pytest.mark.parametrize(
-    ("flags", "reason"),
+    ("changed", "flags", "runner", "said"),
     [
-        (("--move.enable",), "moves .* read the state of samples there"),
-        (("--drafting.source", "ngram"), "--drafting.source ngram can be cut there alone"),
-        (("--run.reproducible",), "a reproducible run"),
+        ({}, "", V2, f"^{re.escape(VERIFIED)}$"),
+        ({}, "--move.enable", V2, f"^{re.escape(VERIFIED)}$"),
+        # Other versions or another GPU prove nothing.
+        ({"device": "Another GPU"}, "", V1, UNVERIFIED),
+        ({"versions": {**PROVED.versions, "torch": "0.0.1"}}, "", V1, UNVERIFIED),
+        ({"proofs": {}}, "", V1, UNVERIFIED),
+        # Features that keep the first runner.
+        ({}, "--tp_switch.enable --vllm.num_engines 2", V1, "layouts take turns there alone"),
+        ({}, "--drafting.source ngram", V1, "--drafting.source ngram can be cut there alone"),
+        ({}, "--run.reproducible", V1, "a reproducible run"),
+        ({}, "--emulate.profile {profile}", V1, "steps on another machine's clock"),
+        # Nothing is said where nothing is chosen.
+        ({}, "--drafting.runner v1", V1, "^$"),
+        ({}, "--no-histospec.enable", V1, "^$"),
     ],
 )
-def test_features_that_keep_the_first_runner(decide: Decide, flags: tuple[str, ...], reason: str) -> None:
-    runner, said = decide(*flags)
-    assert runner == V1
-    assert re.search(reason, " ".join(said))
-
-
-def test_another_machine_s_clock_keeps_the_first_runner(decide: Decide, tmp_path: Path) -> None:
+def test_the_runner_and_what_is_said_of_it(
+    decide: Decide, tmp_path: Path, changed: dict[str, Any], flags: str, runner: str, said: str
+) -> None:
     profile = tmp_path / "profile.json"
     profile.write_text(to_text(formula.profile()))
-    runner, said = decide("--emulate.profile", str(profile))
-    assert runner == V1 and "steps on another machine's clock" in " ".join(said)
+    found, sentences = decide(*flags.format(profile=profile).split(), entry=dataclasses.replace(PROVED, **changed))
+    assert found == runner and re.search(said, " ".join(sentences))
 
 
-def test_a_cluster_keeps_the_first_runner(decide: Decide, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_and_a_machine_without_a_gpu_keep_the_first_runner(
+    decide: Decide, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert decide()[0] == V1
-
-
-def test_nothing_is_said_where_nothing_is_chosen(decide: Decide, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decide("--drafting.runner", "v1") == (V1, ())
-    assert decide("--no-histospec.enable") == (V1, ())
+    monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr(preflight_runner, "gpu_present", lambda: False)
     assert decide() == (V1, ())

@@ -33,12 +33,6 @@ def test_show_of_a_broken_file_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [*demo.arguments("unused"), "--actor.model_name_or_path", str(tmp_path / "none")]
-    assert command.main(argv) == BAD_INPUT
-    assert "--actor.model_name_or_path" in capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize(
     ("argv", "gpus", "words"),
@@ -67,21 +61,15 @@ def test_gpus_that_do_not_do_are_one_sentence_before_an_engine_starts(
 
 
 @pytest.mark.usefixtures("starts_python")
-def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == BAD_INPUT
-    assert "no verifying steps" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["--beside", "1"], "say where it goes (--out)"),
         (["--beside", "-1", "--out", "p.json"], "--beside must be from 0"),
+        (["--no-histospec.enable"], "no verifying steps"),
+        (["--actor.model_name_or_path", "/no/such/model"], "--actor.model_name_or_path"),
     ],
 )
-def test_engines_beside_need_a_file_and_a_number(
-    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main([*argv, *demo.arguments("unused")]) == BAD_INPUT
+def test_bad_input_is_one_sentence(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([*demo.arguments("unused"), *argv]) == BAD_INPUT
     assert words in capsys.readouterr().err.splitlines()[-1]

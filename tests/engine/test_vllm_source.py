@@ -71,9 +71,9 @@ COUNTED: list[tuple[str, str, int]] = [
     (DUMMY, "self.rejection_sampler(", 2),
     ("config.vllm:VllmConfig", "self.speculative_config.method not in get_args(NgramGPUTypes)", 2),
 ]
-# What comes before what: grammar masks are made while the forward pass runs, so what parts do in `computing` delays no
-# step; whether to block is asked after the scheduler was; steps are computed in the order in which they were scheduled;
-# states of requests are updated before drafts are used; graphs are made right behind the mode.
+# What comes before what. Grammar masks are made while the forward pass runs, so what parts do in `computing` delays no
+# step. Whether to block is asked after the scheduler was. Steps are computed in the order in which they were scheduled.
+# States of requests are updated before drafts are used. Graphs are made right behind the mode.
 IN_ORDER: list[tuple[str, ...]] = [
     (f"{CORE}.step", "execute_model(", "get_grammar_bitmask(", "future.result()"),
     (
