@@ -60,7 +60,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Likely:
-    """How likely each event is, whenever it may happen."""
+    """Chances of each event, whenever it may happen."""
 
     late: float = 0.0
     filtered: float = 0.0
@@ -70,7 +70,7 @@ class Likely:
 
 
 class Composed(RandomOrder):
-    """What happens, at random; `left_out`: the rows that had no reward or taught nothing."""
+    """Events at random; `late`: the rows that had no reward, `useless`: those that taught nothing."""
 
     def __init__(self, chance: random.Random, likely: Likely) -> None:
         super().__init__(chance)
