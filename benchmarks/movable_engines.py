@@ -59,7 +59,7 @@ class TimedMoves(Moves):
 
     def _go_on(self, request: Any, arrival: Any) -> None:
         super()._go_on(request, arrival)
-        self._went_on[request.request_id] = time.time()
+        self._went_on[request.request_id] = time.monotonic()
 
     def take_first_token(self, request_id: str) -> float | None:
         """Take the first token, like the base class."""

@@ -336,8 +336,8 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
                     f"engine {self.index} was told to load weight version {segment.version} while "
                     f"{len(self.running)} samples run with version {self.weight_version}"
                 )
-            started = time.time()
-            self.timeline.enter("sync", started, self.weight_version)
+            started = time.monotonic()
+            self.timeline.enter("sync", time.time(), self.weight_version)
             was_open = self.is_open
             self._may_start.clear()
             try:
@@ -350,7 +350,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
                 if was_open:
                     self._may_start.set()
                 self.timeline.enter("generate" if self.running else self.rests, time.time(), self.weight_version)
-            return time.time() - started
+            return time.monotonic() - started
 
     async def pause_generation(self) -> None:
         """Freeze running samples and drop their KV cache; new ones wait (partial rollout, before a weight load)."""

@@ -98,14 +98,14 @@ class Stopped:
     """A sample that its engine keeps, stopped: what it has generated, and its KV cache as far as it is computed.
 
     `blocks`: how many hold its first `computed` tokens, the last of which may be partly filled. `problem`: why what was
-    to be carried of them was not copied, "" if it was. `at`: unix seconds of the stop.
+    to be carried of them was not copied, "" if it was. `age`: seconds from the stop to this answer.
     """
 
     progress: Progress
     computed: int
     blocks: int
     problem: str = ""
-    at: float = 0.0
+    age: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,8 @@ class _Way:
 
     `buffers`: by engine, what the source writes and the destination reads; of one node they have one together.
     `staged`: blocks that were copied out while it ran, `arrived`: those of them that are at the destination already;
-    `computed`: tokens whose KV cache has arrived. `near`: both engines are on one node; `in_turns`: they never have
-    their KV caches at once.
+    `stopped_at`: when, by this process's monotonic clock; `computed`: tokens whose KV cache has arrived. `near`: both
+    engines are on one node; `in_turns`: they never have their KV caches at once.
     """
 
     sample: KeptSample
@@ -139,6 +139,7 @@ class _Way:
     staged: int = 0
     arrived: int = 0
     stopped: Stopped | None = None
+    stopped_at: float = 0.0
     computed: int = 0
     downtime: float | None = None
     convoy: Convoy | None = None
@@ -229,7 +230,7 @@ class Mover:
             self._settle(move, way)
         await self._clean_up(move, way)
         if move.phase in MOVED and way.stopped is not None:
-            way.downtime = await self._until_first_token(move, way, way.stopped.at)
+            way.downtime = await self._until_first_token(move, way)
         tokens = len(sample.request.prompt) + sample.known_tokens
         done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice, sample.request.group)
         self._record(done)
@@ -367,6 +368,8 @@ class Mover:
         way.stopped = await self._call(move.source, SampleCalls.stop_sample, way.left, *carried)
         if way.stopped is None:
             return Reply.GONE, "the sample ended"
+        # By this clock alone: those of two nodes may differ by anything.
+        way.stopped_at = time.monotonic() - way.stopped.age
         way.sample.known = way.stopped.progress
         return Reply.DONE, ""
 
@@ -408,17 +411,16 @@ class Mover:
     async def _resume(self, move: Move, way: _Way) -> tuple[Reply, str]:
         resumed = await self._call(move.source, SampleCalls.resume_sample, way.left)
         if way.stopped is not None:
-            way.downtime = max(time.time() - way.stopped.at, 0.0)
+            way.downtime = time.monotonic() - way.stopped_at
         return (Reply.DONE, "") if resumed else (Reply.GONE, "the sample ended")
 
-    async def _until_first_token(self, move: Move, way: _Way, stopped: float) -> float | None:
+    async def _until_first_token(self, move: Move, way: _Way) -> float | None:
         try:
             async with asyncio.timeout(self._limit_s):
-                at = await self._call(move.destination, SampleCalls.first_token_at, way.room, self._limit_s / 2)
+                age = await self._call(move.destination, SampleCalls.first_token_age, way.room, self._limit_s / 2)
         except (TimeoutError, OrderFailed, _Lost):
             return None
-        # Between nodes: as well as their clocks agree.
-        return None if at is None else max(at - stopped, 0.0)
+        return None if age is None else max(time.monotonic() - age - way.stopped_at, 0.0)
 
     async def _clean_up(self, move: Move, way: _Way) -> None:
         orders: dict[Cleanup, tuple[int, RemoteMethod[..., None], Any]] = {

@@ -90,7 +90,8 @@ class Pipeline:
         self._sent: set[Key] = set()
         # Of each prompt group that has no reward, its step.
         self._left_out: list[int] = []
-        self._stage_began = 0.0
+        # In unix seconds, for the engines' timelines; and on the clock by which its length is measured.
+        self._stage_began = self._stage_since = 0.0
         self._news_at = 0.0
         self._score_range = score_range(generator.args)
         self._samples: int = generator.args.rollout.n_samples_per_prompt
@@ -169,7 +170,7 @@ class Pipeline:
 
     def _begin_stage(self, at: float, before: tuple[Event, ...]) -> None:
         """Begin the stage of the oldest step, which is being completed from `at` on; `before` happened then, too."""
-        self._stage_began = at
+        self._stage_began, self._stage_since = at, time.monotonic()
         if not self._flying:
             self._services.record_all(list(before), SOURCE)
             return
@@ -343,15 +344,15 @@ class Pipeline:
     def _finish(self, batch: tuple[Key, ...]) -> None:
         """End the step that is being completed, which has its batch, for the trainer; then record the step."""
         self._send(batch)
-        step, began, ended = self._flying.pop(0), self._stage_began, time.time()
+        step, seconds = self._flying.pop(0), time.monotonic() - self._stage_since
         if step.calls:
             self._late.append(step)
         groups = [self._groups.pop(key) for key in batch]
         self._check_size(step, len(batch))
-        self._put(self._end(step, len(batch), ended - began))
+        self._put(self._end(step, len(batch), seconds))
         self._sent.difference_update(batch)
         samples = [sample for group in groups for sample in group.samples]
-        self._record(step, samples, began, ended)
+        self._record(step, samples, seconds)
 
     def _check_size(self, step: Step, groups: int) -> None:
         """Raise NoRewardError for a batch that prompt groups without a reward have made too small.
@@ -380,10 +381,11 @@ class Pipeline:
         passed = None if self._score_range is None else step.pass_rate
         return StepEnd(step.number, groups, states, seconds, excluded, len(step.deferred), passed)
 
-    def _record(self, step: Step, samples: list[Any], began: float, ended: float) -> None:
+    def _record(self, step: Step, samples: list[Any], seconds: float) -> None:
         """Record a step's rollout stage, and begin that of the next at the same moment."""
         self._services.record_lengths(step.number, samples)
-        finished = rollout_finished(step.number, step.epoch, ended - began, samples)
+        finished = rollout_finished(step.number, step.epoch, seconds, samples)
+        began, ended = self._stage_began, time.time()
         self._begin_stage(ended, (finished,))
         self._take_tail_reports(step)
         self._services.record_all(stage_intervals(self._engines, step.number, began, ended), SOURCE)

@@ -122,7 +122,7 @@ class ControlConnection:
 
 
 def _answer(name: str, response: http.client.HTTPResponse, text: bytes) -> Answer:
-    retry_after = _seconds(response.getheader("Retry-After"))
+    retry_after = _seconds(response.getheader("Retry-After"), response.getheader("Date"))
     try:
         content = json.loads(text)
     except ValueError:  # not JSON, or not UTF-8
@@ -139,15 +139,16 @@ def _answer(name: str, response: http.client.HTTPResponse, text: bytes) -> Answe
     return Answer(response.status, said, retry_after, f"{name} answered {response.status}: {detail[:PROBLEM_CHARS]}")
 
 
-def _seconds(header: str | None) -> float | None:
-    """Return a Retry-After in seconds; it may be a number or a date."""
+def _seconds(header: str | None, date: str | None) -> float | None:
+    """Return a Retry-After in seconds; it may be a number, or a date by the server's clock, which says `date` now."""
     if header is None:
         return None
     header = header.strip()
     if header.isdigit() and header.isascii():
         return float(header)
     try:
-        return parsedate_to_datetime(header).timestamp() - time.time()
+        now = parsedate_to_datetime(date).timestamp() if date else time.time()
+        return parsedate_to_datetime(header).timestamp() - now
     except (TypeError, ValueError):
         return None
 

@@ -61,13 +61,14 @@ def wait_for_engines(engines: list[EngineHandle], services: RunServices) -> None
 
     Raises the error of an engine that could not start, or RuntimeError when one takes too long.
     """
-    started = time.time()
+    started = time.monotonic()
     limit = services.settings.limits.stage_s
     try:
         ray.get([engine.ready.remote() for engine in engines], timeout=limit)
     except ray.exceptions.GetTimeoutError:
         raise RuntimeError(f"waited {limit:g} s (--limits.stage_s) for {len(engines)} engines to start") from None
-    services.record(Note("info", f"all engines are ready ({time.time() - started:.0f} s after the trainer)"), SOURCE)
+    took = time.monotonic() - started
+    services.record(Note("info", f"all engines are ready ({took:.0f} s after the trainer)"), SOURCE)
 
 
 def leave_out(engines: list[Any], services: RunServices) -> None:

@@ -28,8 +28,10 @@ POLL_TIMEOUT_SECONDS = 10.0
 class RolloutWatch:
     """A thread from `start` to `stop`, which records how far the step of the last `begin` is.
 
-    `overlapping`: in the streaming pipeline, engines are ahead of the step that is being completed. Samples of the next
-    step then count for that step, as what the engines did meanwhile; lost engines are the controller's to find.
+    `started` and `ended` are unix seconds, for the engines' timelines; `seconds` is the stage's length, also if clocks
+    are set meanwhile. `overlapping`: in the streaming pipeline, engines are ahead of the step that is being completed.
+    Samples of the next step then count for that step, as what the engines did meanwhile; lost engines are the
+    controller's to find.
     """
 
     def __init__(self, engines: list[Any], services: RunServices, overlapping: bool = False) -> None:
@@ -43,6 +45,7 @@ class RolloutWatch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
         self.started = self.ended = 0.0
+        self._since = self.seconds = 0.0
 
     def start(self) -> None:
         """Begin to look."""
@@ -53,10 +56,11 @@ class RolloutWatch:
         with self._lock:
             self._step, self._samples, self._before = step, samples, self._seen
             self.started = self.ended = time.time()
+            self._since = time.monotonic()
 
     def stop(self) -> None:
         """Look no more."""
-        self.ended = time.time()
+        self.ended, self.seconds = time.time(), time.monotonic() - self._since
         self._stop.set()
         self._thread.join(POLL_TIMEOUT_SECONDS + POLL_SECONDS)
 
@@ -78,7 +82,7 @@ class RolloutWatch:
             seen = sum((EngineCounters.from_dict(answer) for answer in known.values()), EngineCounters())
             with self._lock:
                 done, self._seen = seen - self._before, seen
-                step, samples, seconds = self._step, self._samples, time.time() - self.started
+                step, samples, seconds = self._step, self._samples, time.monotonic() - self._since
             if not step:
                 continue
             sampler.step = step

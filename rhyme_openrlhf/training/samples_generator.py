@@ -146,7 +146,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         stage, self._stage = self._stage, None
         if stage is not None:
             stage.stop()
-            self.seconds = stage.ended - stage.started
+            self.seconds = stage.seconds
         if result[0]:
             self.step += 1
             if stage is not None:
@@ -323,7 +323,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             )
             self.services.record_all([*told, *intervals], SOURCE)
         self.services.record_lengths(step, samples)
-        self.services.record(rollout_finished(step, epoch, ended - started, samples), SOURCE)
+        self.services.record(rollout_finished(step, epoch, stage.seconds, samples), SOURCE)
 
 
 def announce(prompts: list[str], workers: Sequence[Any]) -> None:

@@ -102,7 +102,7 @@ class WeightSync:
     def _begin(self, version: int) -> _Coming:
         """Make room for a version on every node, and have it written there; waits for none of it to arrive."""
         self.prepare()
-        started = time.time()
+        started = time.monotonic()
         weights = WeightVersion(version, self._buckets)
         made = self._wait(
             [store.begin.remote(weights) for store in self._stores.values()],
@@ -129,7 +129,7 @@ class WeightSync:
         """Wait until a version is on every node."""
         weights = coming.weights
         self._wait(coming.published, "the policy to publish its weights")
-        took = time.time() - coming.started
+        took = time.monotonic() - coming.started
         self._services.record(WeightsPublished(weights.version, took, weights.nbytes, len(weights.buckets)), SOURCE)
         self._wait(coming.fetched, f"weight version {weights.version} to reach {len(self._stores)} nodes")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ LAYOUT = KvLayout(1, 1, 4, 2, "float32")
 SEATS = 3
 LATE_S = 0.02
 # A fault of these is tidied by nobody: that engine is as good as lost.
-TIDYING = ("collect", "kv_layout", "release_room", "discard_sample", "first_token_at")
+TIDYING = ("collect", "kv_layout", "release_room", "discard_sample", "first_token_age")
 
 
 def expected(request: SampleRequest) -> tuple[int, ...]:
@@ -47,6 +46,9 @@ class FakeEngine:
     finished: dict[str, Any] = field(default_factory=dict)
     rooms: dict[str, int] = field(default_factory=dict)
     weights: int = 0
+    # Seconds from a stop, or a first token, to the answer that tells of it.
+    stop_age: float = 0.0
+    token_age: float = 0.0
 
     async def call(self, called: Any, *arguments: Any) -> Any:
         method = called.__name__
@@ -117,8 +119,8 @@ class FakeEngine:
         gone = rest is not None and not Path(rest.buffer.path).exists()
         return Started(not_carried="the buffer is gone" if gone else "")
 
-    def first_token_at(self, place: str, wait_s: float) -> float | None:
-        return time.time() if place in self.here else None
+    def first_token_age(self, place: str, wait_s: float) -> float | None:
+        return self.token_age if place in self.here else None
 
     def hold_room(self, room: str, tokens: int) -> str:
         if room not in self.rooms and len(self.here) + len(self.rooms) >= SEATS:
@@ -156,7 +158,7 @@ class FakeEngine:
         blocks = -(-len(sample.tokens) // LAYOUT.block_size)
         if hand_over:
             write_handover(buffer, Handover(list(sample.tokens), len(sample.tokens), blocks))
-        return Stopped(Progress(tuple(sample.tokens)), len(sample.tokens), blocks, at=time.time())
+        return Stopped(Progress(tuple(sample.tokens)), len(sample.tokens), blocks, age=self.stop_age)
 
     def resume_sample(self, place: str) -> bool:
         if place in self.here:

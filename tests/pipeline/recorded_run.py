@@ -78,7 +78,7 @@ class Ref:
 
 
 class Course:
-    """What ends next, and how: everything at once goes well, in the order in which it was asked for."""
+    """Decides what ends next, and how: here all goes well, in the order in which it was asked for."""
 
     def __init__(self) -> None:
         self.run: Any = None

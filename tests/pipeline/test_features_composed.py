@@ -60,7 +60,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Likely:
-    """How likely each event is, whenever it may happen."""
+    """Chances of each event, whenever it may happen."""
 
     late: float = 0.0
     filtered: float = 0.0
@@ -70,7 +70,7 @@ class Likely:
 
 
 class Composed(RandomOrder):
-    """What happens, at random; `left_out`: the rows that had no reward or taught nothing."""
+    """Events at random; `late`: the rows that had no reward, `useless`: those that taught nothing."""
 
     def __init__(self, chance: random.Random, likely: Likely) -> None:
         super().__init__(chance)
@@ -249,11 +249,11 @@ class Deaths(Composed):
 @pytest.mark.parametrize("how", ["late", "filtered", "moved"])
 def test_an_engine_that_has_died_unnoticed_gets_nothing_in_place_of_another(how: str, left: int) -> None:
     course = Deaths(how, left)
-    found, error = trained(Sizes(9, 3, SAMPLES, 9), course)
+    found, error = trained(Sizes(14, 3, SAMPLES, 14), course)
     everything = {row for step in found for row in step.rows}
     left_out = set() if how == "moved" else {"0.1"}
     assert course.died and not error
-    assert everything == {f"{epoch}.{row}" for epoch in range(EPOCHS) for row in range(9)} - left_out
+    assert everything == {f"{epoch}.{row}" for epoch in range(EPOCHS) for row in range(14)} - left_out
 
 
 class AlwaysLate(Composed):

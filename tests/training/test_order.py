@@ -1,4 +1,4 @@
-"""In a reproducible run, neither the order in which samples end nor the number of engines changes what is trained.
+"""A reproducible run trains the same in any order in which samples end, and on any number of engines.
 
 The samples are recorded: a prompt has the same ones whenever it comes and wherever it goes, as its seeds have it. Some
 of these tests train a real model in this process: losses, gradient norms and the weights of the end are equal, bit by
@@ -42,7 +42,7 @@ Batch = list[tuple[str, list[int]]]
 class Watch:
     """A watch of a rollout stage that looks at nothing."""
 
-    started = ended = 0.0
+    started = ended = seconds = 0.0
 
     def __init__(self, *_: Any) -> None:
         pass

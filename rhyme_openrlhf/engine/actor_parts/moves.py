@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -331,7 +332,8 @@ class Moves(Part):
                 )
         tokens, log_probs = generated(state)
         progress = Progress(tokens, log_probs, answer["generator"], answer["window"], self.engine.weight_version)
-        return Stopped(progress, answer["computed"], answer["blocks"], answer["problem"], answer["at"])
+        age = time.monotonic() - answer["at"]
+        return Stopped(progress, answer["computed"], answer["blocks"], answer["problem"], age)
 
     async def resume_sample(self, place: str) -> bool:
         """Go on with a sample that may be stopped; False if it is not here, or has finished."""
@@ -379,10 +381,8 @@ class Moves(Part):
             await self.engine.llm.engine_core.abort_requests_async(ended_by_text)
         return Started(not_carried=gone_on[1])
 
-    async def first_token_at(self, place: str, wait_s: float) -> float | None:
-        """Return when a sample that moved here got its first token, in unix seconds; None if it has none after
-        `wait_s`.
-        """
+    async def first_token_age(self, place: str, wait_s: float) -> float | None:
+        """Return the seconds since a sample that moved here got its first token; None if it has none after `wait_s`."""
         limit = asyncio.get_running_loop().time() + wait_s
         state = self._outputs.state(place)
         if state is None:
@@ -391,7 +391,7 @@ class Moves(Part):
             if place not in self.here or asyncio.get_running_loop().time() > limit:
                 return None
             await asyncio.sleep(FIRST_TOKEN_POLL_SECONDS)
-        return float(at)
+        return time.monotonic() - at
 
     async def hold_room(self, room: str, tokens: int) -> str:
         """Hold a seat and the blocks of `tokens` tokens; "" or why not."""

@@ -129,8 +129,9 @@ class Moves(Part):
 
         Not yet: steps under way have it, and what they sample is to be known. The caller asks again.
         With a `buffer` its blocks from number `first` on are copied there, and with `hand_over` the engine that expects
-        it goes on with it. `output`: its response tokens, in number; `computed`, `blocks`, `problem`, `at`: as
-        `Stopped`; `window`: of its speculation, None without speculation; `generator`: of its seeded random numbers.
+        it goes on with it. `output`: its response tokens, in number; `computed`, `blocks`, `problem`: as `Stopped`;
+        `at`: when it stopped, on this node's monotonic clock; `window`: of its speculation, None without speculation;
+        `generator`: of its seeded random numbers.
         """
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
@@ -140,7 +141,7 @@ class Moves(Part):
             queues.hold_seats(self._scheduler, seated)
         if request.num_in_flight_tokens:
             return None
-        at, computed = time.time(), self._final_tokens(request)
+        at, computed = time.monotonic(), self._final_tokens(request)
         blocks = self._blocks(request)[: -(-computed // self._scheduler.block_size)]
         window = None if self._drafting is None else self._drafting.source.window(request_id)
         generator = None
@@ -266,7 +267,7 @@ class Moves(Part):
         return self._gone_on.get(request_id)
 
     def take_first_token(self, request_id: str) -> float | None:
-        """Return when an arrival had its first token here, unix seconds, told once; None: not yet."""
+        """Return when an arrival had its first token here, on this node's monotonic clock, once; None: not yet."""
         return self._first_tokens.pop(request_id, None)
 
     def _take_handovers(self, asked: str = "") -> None:
@@ -353,7 +354,7 @@ class Moves(Part):
             for request_id, new in zip(requests, tokens, strict=False):
                 if new and request_id in self._no_token:
                     self._no_token.discard(request_id)
-                    keep(self._first_tokens, request_id, time.time())
+                    keep(self._first_tokens, request_id, time.monotonic())
 
     def looks_out(self) -> bool:
         """Wait a moment for what is expected, or for a call, in an engine with nothing else to do."""
