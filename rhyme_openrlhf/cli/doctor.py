@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from rhyme_openrlhf import __version__
-from rhyme_openrlhf.cli import preflight, upstream
+from rhyme_openrlhf.cli import upstream
 from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         parser.parse_args(argv)
     try:
         run = _run(train_argv) if train_argv else None
-    except (upstream.ArgumentsError, preflight.PreflightError) as error:
+    except upstream.ArgumentsError as error:
         return refuse("rhyme doctor", error)
     facts = gather()
     checks = run_checks(facts, run)
@@ -62,9 +62,8 @@ def main(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> Run:
-    """Return the run that these options of rhyme train describe. Raises ArgumentsError and PreflightError."""
+    """Return the run that these options of rhyme train describe. Raises ArgumentsError."""
     args = upstream.parse(argv)
-    preflight.check_engines(args)
     model = model_shape.named_by_command(args.actor.model_name_or_path)
     return Run(args, model_shape.shapes_of(args), model_shape.is_hybrid(model_shape.read_config(model)))
 

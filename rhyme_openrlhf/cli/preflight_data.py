@@ -9,8 +9,11 @@ and leaves room for a response.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +22,9 @@ from rhyme_openrlhf.engine_errors import first_line
 
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 TRAINING, EVALUATION = "--data.prompt_dataset", "--eval.dataset"
+# A line of progress, so that a check of many rows does not look like one that hangs; the clock is read once in a while.
+PROGRESS_SECONDS = 5.0
+PROGRESS_ROWS = 1000
 SPLIT_FLAGS = {TRAINING: "--data.prompt_split", EVALUATION: "--eval.split"}
 
 
@@ -94,6 +100,7 @@ def _check_prompts(flag: str, names: str, split: str, tokenizer: Any, args: Simp
             columns = ", ".join(rows.column_names)
             raise PreflightError(f"{flag}: {names} has no column {key!r} ({key_flag}); its columns are: {columns}")
     _check_rows(flag, names, rows, tokenizer, args)
+    _check_labels(flag, names, rows, args)
     return len(rows)
 
 
@@ -146,7 +153,8 @@ def _check_rows(flag: str, names: str, rows: Any, tokenizer: Any, args: SimpleNa
     vocabulary = _vocabulary(args)
     # Otherwise the tokenizer has no token that the model lacks.
     has_more = len(tokenizer) > vocabulary
-    for row, prompt in enumerate(_texts(flag, names, rows, tokenizer, args), start=1):
+    prompts = _texts(flag, names, rows, tokenizer, args)
+    for row, prompt in _with_progress(prompts, f"rhyme train: {flag}: checked row {{}} of {len(rows):,}"):
         # A token covers at least one byte, so most prompts need not be tokenized to know that they fit.
         if prompt and len(prompt.encode(errors="replace")) <= limit and not has_more and not prompt.isspace():
             continue
@@ -169,6 +177,36 @@ def _check_rows(flag: str, names: str, rows: Any, tokenizer: Any, args: SimpleNa
             )
 
 
+def _check_labels(flag: str, names: str, rows: Any, args: SimpleNamespace) -> None:
+    """Raise PreflightError that names the row whose label cannot be sent to a reward server.
+
+    A reward function or an agent gets any label as it is, so nothing is wrong with one there. Images are not checked:
+    OpenRLHF ignores them for a model of text, and leaves out those that it cannot load.
+    """
+    key, by_function = args.data.label_key, args.train.agent_func_path
+    urls = [path for path in args.reward.remote_url or () if path.startswith("http")]
+    if key is None or by_function or not urls:
+        return
+    for row, label in enumerate(rows.select_columns(key), start=1):
+        try:
+            json.dumps(label[key])
+        except (TypeError, ValueError) as error:
+            raise PreflightError(
+                f"{flag}: row {row} of {names} has {_shown(label[key])} in {key!r}, which cannot be sent to the reward "
+                f"server as JSON ({first_line(error)}): make it a text"
+            ) from error
+
+
+def _with_progress(prompts: Iterable[str], form: str) -> Iterator[tuple[int, str]]:
+    """Yield the prompts with their numbers (from 1); print `form` with the number every PROGRESS_SECONDS."""
+    told = time.monotonic()
+    for row, prompt in enumerate(prompts, start=1):
+        if not row % PROGRESS_ROWS and time.monotonic() - told >= PROGRESS_SECONDS:
+            told = time.monotonic()
+            print(form.format(f"{row:,}"), file=sys.stderr, flush=True)
+        yield row, prompt
+
+
 def _vocabulary(args: SimpleNamespace) -> int:
     """Return how many tokens the model has an embedding for."""
     from transformers import AutoConfig
@@ -182,7 +220,8 @@ def _texts(flag: str, names: str, rows: Any, tokenizer: Any, args: SimpleNamespa
     from openrlhf.datasets.prompts_dataset import preprocess_data
 
     key, template = args.data.input_key, tokenizer.apply_chat_template if args.data.apply_chat_template else None
-    read = iter(rows)
+    # Other columns may be images, which would be decoded.
+    read = iter(rows.select_columns(key))
     for number in range(1, len(rows) + 1):
         where = f"{flag}: row {number} of {names}"
         try:

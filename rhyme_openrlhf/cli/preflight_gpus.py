@@ -19,7 +19,7 @@ from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.engine_errors import last_line
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
-from rhyme_openrlhf.run.resources import ENGINES, Share, required_gpus, shortage, waits_for_gpus
+from rhyme_openrlhf.run.resources import ENGINES, Share, required_gpus, shortage
 
 # A worker starts and imports torch from a shared disk.
 ANSWER_SECONDS = 120
@@ -50,7 +50,7 @@ def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
     nodes = _cluster_nodes() if cluster else [_visible_gpus(found)]
     there = sum(nodes)
     # A cluster without any GPU would train as a machine without one, on all nodes that join later.
-    waits = waits_for_gpus(args, there) if cluster and there else ""
+    waits = shortage(args, there, may_grow=True) if cluster and there else ""
     if not waits and (lack := shortage(args, there)):
         raise PreflightError(lack)
     said = [waits or _across_nodes(args, nodes)]

@@ -67,12 +67,6 @@ def _print_plan(args: SimpleNamespace) -> int:
     shapes = model_shape.shapes_of(args)
     if shapes is None:
         return _refuse(resources.no_shape(args.actor.model_name_or_path))
-    from rhyme_openrlhf.cli import preflight
-
-    try:
-        preflight.check_engines(args)
-    except preflight.PreflightError as error:
-        return _refuse(error)
     size = int(args.plan * 2**30) if args.plan else nvidia.smallest_memory(nvidia.read())
     found = resources.plan(shapes, resources.layout_of(args), size)
     print(resources.as_text(found))

@@ -73,22 +73,19 @@ def required_gpus(args: SimpleNamespace) -> int:
     return sum(share.gpus for share in shares(args))
 
 
-def waits_for_gpus(args: SimpleNamespace, there: int) -> str:
-    """Return one sentence where a run on a cluster that may grow needs more GPUs than are `there`, "" elsewhere."""
+def shortage(args: SimpleNamespace, there: int, may_grow: bool = False) -> str:
+    """Return one sentence where a run asks for more GPUs than are `there`, "" where they do.
+
+    `may_grow`: they are those of a cluster, for more of which the run waits.
+    """
     needed = required_gpus(args)
     if needed <= there:
         return ""
-    return (
-        f"the run asks for {needed} GPUs, but the cluster has {there} now: it waits until {needed - there} more join "
-        "(Ray's autoscaler, or a node that you start)"
-    )
-
-
-def shortage(args: SimpleNamespace, there: int) -> str:
-    """Return one sentence where a run asks for more GPUs than are `there`, "" where they do."""
-    needed = required_gpus(args)
-    if needed <= there:
-        return ""
+    if may_grow:
+        return (
+            f"the run asks for {needed} GPUs, but the cluster has {there} now: it waits until {needed - there} more "
+            "join (Ray's autoscaler, or a node that you start)"
+        )
     return (
         f"the run asks for {needed} GPUs (engines, policy, reference, critic and reward model), but there are {there}: "
         "lower --*.num_gpus_per_node, --vllm.num_engines or --vllm.tensor_parallel_size, or colocate "

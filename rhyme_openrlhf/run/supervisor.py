@@ -263,9 +263,7 @@ class Supervisor:
             for key, check in self._engines.items()
             if key not in self._dead and check.waits(now) > SILENT_SECONDS
         ]
-        hint = (
-            "code of a reward or agent that never lets other threads run does that, and --limits.reward_s cannot end it"
-        )
+        hint = "code of a reward or an agent that lets no other thread run does that: --limits.reward_s cannot end it"
         return f"; {' and '.join(silent)} ({hint})" if silent else ""
 
     def _look(self) -> None:

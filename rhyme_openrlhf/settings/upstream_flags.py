@@ -74,7 +74,7 @@ _REFUSED: Mapping[str, str] = {
     "--rollout.max_new_tokens": _NO_ROOM,
     "--train.batch_size": _DIVIDES,
     "--train.micro_batch_size": _DIVIDES,
-    "--ckpt.output_dir": _WRITABLE,
+    "--ckpt.output_dir": "Refused before the start where it cannot be written, or the trained model does not fit.",
     "--logger.tensorboard_dir": _WRITABLE,
     "--ds.packing_samples": _NEEDS_GPU,
     "--ds.use_liger_kernel": _NEEDS_GPU,
@@ -94,7 +94,7 @@ _REFUSED: Mapping[str, str] = {
 _DIFFERENT: Mapping[str, tuple[str, str]] = {
     "--vllm.sync_backend": (_BUFFER, "weights.md"),
     "--vllm.sync_with_ray": (_BUFFER, "weights.md"),
-    "--vllm.enable_sleep": (f"{_PIPELINE}; engines without a GPU never sleep.", "start/cpu.md"),
+    "--vllm.enable_sleep": ("Engines without a GPU never sleep.", "start/cpu.md"),
     "--ds.attn_implementation": ("Without a GPU, flash attention becomes sdpa; the run says so.", "start/cpu.md"),
     "--ds.param_dtype": ("Without a GPU it is fp32, unless --cpu.dtype says bfloat16.", "start/cpu.md"),
     "--ds.use_universal_ckpt": (

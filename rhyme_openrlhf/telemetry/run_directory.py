@@ -122,8 +122,12 @@ def versions() -> dict[str, str]:
 def write_json(path: Path, content: Any) -> None:
     """Write `path` in one piece, as strict JSON: a reader sees the old content or the new. Raises OSError."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(strict(content), indent=2, default=str, allow_nan=False) + "\n")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(strict(content), indent=2, default=str, allow_nan=False) + "\n")
+        partial.replace(path)
+    finally:
+        # It is still there only where the disk refused a part of it.
+        partial.unlink(missing_ok=True)
 
 
 def strict(value: Any) -> Any:

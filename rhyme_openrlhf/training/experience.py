@@ -31,8 +31,8 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
 
     services: RunServices
     step: int = 0
+    # How many samples the last step had.
     samples: int = 0
-    """Of the last step."""
     _sent: tuple[Any, ...] = ()
     # Extra logs of the step that some samples have and others have not.
     _partial: frozenset[str] = frozenset()

@@ -3,8 +3,9 @@
 Invariants:
 - A figure of policy or critic that is not finite ends the run in its step. Neither engines nor a checkpoint get its
   weights.
-- A run without one update of the policy has failed, and so has one whose updates changed no weight. A step without an update, a gradient of zero, and an epoch whose
-  prompts were mostly filtered out are upstream's to allow: they are warnings.
+- A run without one update of the policy has failed, and so has one whose updates changed no weight. A step without an
+  update, a gradient of zero, and an epoch whose prompts were mostly filtered out are upstream's to allow: they are
+  warnings.
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -122,6 +124,46 @@ def test_modelscope_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(upstream.ArgumentsError, match="--use_ms needs a package that is not installed"):
         check(tmp_path, [GOOD], "--use_ms")
+
+
+def test_a_label_that_cannot_be_sent_to_a_reward_server_is_named(tmp_path: Path) -> None:
+    data = str(tmp_path / "rows.parquet")
+    labels = [b"2", b"3", None]
+    datasets.Dataset.from_dict({"input": ["1+1="] * 3, "label": labels}).to_parquet(data)
+    flags = ["--data.prompt_dataset", data]
+    # A function gets it as it is.
+    assert check(tmp_path, [], *flags) == 3
+    with pytest.raises(PreflightError, match=r"row 1 of .*rows.parquet has b'2' in 'label', which cannot be sent"):
+        check(tmp_path, [], *flags, "--reward.remote_url", "http://there:1")
+
+
+def test_labels_that_json_has_go_to_a_reward_server(tmp_path: Path) -> None:
+    rows = [{"input": "1+1=", "label": label} for label in ({"a": ["2"]}, {"a": None}, None)]
+    assert check(tmp_path, rows, "--reward.remote_url", "http://there:1") == 3
+
+
+def test_other_columns_are_not_read(tmp_path: Path) -> None:
+    data = str(tmp_path / "rows.parquet")
+    rows = datasets.Dataset.from_dict(
+        {**{key: [value] * 2 for key, value in GOOD.items()}, "images": [{"bytes": b"no image", "path": None}] * 2},
+        features=datasets.Features(
+            {"input": datasets.Value("string"), "label": datasets.Value("string"), "images": datasets.Image()}
+        ),
+    )
+    rows.to_parquet(data)
+    assert check(tmp_path, [], "--data.prompt_dataset", data) == 2
+
+
+def test_a_check_of_many_rows_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 1000, 3))
+    monkeypatch.setattr(preflight_data, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert check(tmp_path, [GOOD] * 3500) == 3500
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["rhyme train: --data.prompt_dataset: checked row 2,000 of 3,500"]
+    assert check(tmp_path, [GOOD] * 999) == 999
+    assert "checked row" not in capsys.readouterr().err
 
 
 TEXTS = st.one_of(st.sampled_from(["1+1=", "", " ", "\u00e9\n", "{}", "1" * 300]), st.text(max_size=8))

@@ -27,7 +27,7 @@ SAVED = 4_090_289 + 12_215_679
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What disks say that they have free, in `free.bytes`."""
+    """Replace the free space of every disk by `free.bytes`."""
     disk = SimpleNamespace(bytes=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=disk.bytes))
     return disk

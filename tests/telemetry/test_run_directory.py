@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -36,3 +37,20 @@ def test_runs_of_one_name_that_start_in_the_same_second_have_a_directory_each(
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match="--run.dir file cannot be made"):
         make_run_directory("file", "demo", 0.0)
+
+
+def test_a_disk_that_refuses_a_file_keeps_the_old_one_and_no_part_of_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "summary.json", {"step": 1})
+    whole = Path.write_text
+
+    def torn(path: Path, text: str) -> int:
+        whole(path, text[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(OSError, match="No space"):
+        write_json(tmp_path / "summary.json", {"step": 2})
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"step": 1}

@@ -96,7 +96,7 @@ def test_plain_openrlhfs_checkpoint_says_what_starts_fresh(tmp_path: Path) -> No
 
 
 def plain(path: Path, model: str, tag: str, **named: str) -> None:
-    """What something else than a run of ours leaves: a directory of that name, and files that name one."""
+    """Make the checkpoint of another program: a directory of that name, and files that name one."""
     (path / model / tag).mkdir(parents=True)
     (path / model / tag / "states.pt").write_text("weights")
     for file, name in named.items():
