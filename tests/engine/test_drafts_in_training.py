@@ -5,9 +5,10 @@ agents of several rounds. They go the way of a run: through the engine actor, it
 the response. Drafts are right, wrong, or right in part. Without them the same engine answers. The model itself says how
 likely each token was, in float64 and by the parameters' definitions (sampling_distribution.py).
 
-At temperature 0 responses are equal. Above it their distributions are. A token's place in the distribution given all
-tokens before it, with a random number for its own share, is uniform between 0 and 1 and independent of the places
-before it: so all places of all contexts make one test. Samples have seeds of their own, so a result repeats.
+At temperature 0 responses are equal. Above it their distributions are. Each token has a place between 0 and 1 in the
+distribution given all tokens before it, with a random number for its own share. Places of a right sampler are uniform
+and independent, whatever the context: so all places of all contexts make one test. Samples have seeds of their own, so
+a result repeats.
 """
 
 from __future__ import annotations
