@@ -41,7 +41,7 @@ SUSPICIOUS_DIFFERENCE = 0.5
 
 
 class CheckedTokens:
-    """The sequence of each check of a run. `ordinary`: the tokens that may be in it; `longest`: as long as it may be."""
+    """The sequence of each check of a run. `ordinary`: tokens that may be in it; `longest`: its greatest length."""
 
     def __init__(self, ordinary: Sequence[int], seed: int, longest: int) -> None:
         self._order = sorted(ordinary)

@@ -7,7 +7,7 @@ likely each token was, in float64 and by the parameters' definitions (sampling_d
 
 At temperature 0 responses are equal. Above it their distributions are. Each token has a place between 0 and 1 in the
 distribution given all tokens before it, with a random number for its own share. Places of a right sampler are uniform
-and independent, whatever the context: so all places of all contexts make one test. Samples have seeds of their own, so
+and independent in every context, so all places of all contexts make one test. Samples have seeds of their own, so
 a result repeats.
 """
 
