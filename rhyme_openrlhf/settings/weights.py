@@ -33,9 +33,9 @@ class WeightSettings(Settings):
     )
     check_syncs: int = option(
         1,
-        "First weight syncs after which engines and trained model are compared. The log-probabilities of a fixed "
+        "First weight syncs after which engines and trained model are compared. The log-probabilities of a "
         "sequence in every engine are compared with the trained model's; the difference is recorded, and a large one "
-        "is warned of.",
+        "is warned of. Its tokens differ from sync to sync, so that more syncs cover more of the vocabulary.",
         low=0,
     )
     timeout_s: float = option(

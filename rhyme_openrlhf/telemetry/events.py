@@ -423,11 +423,11 @@ class WeightsLoaded(Event):
 
 @dataclass(frozen=True)
 class WeightsChecked(Event):
-    """Log-probabilities of a fixed sequence after a weight sync: how far an engine is from the trained model.
+    """Log-probabilities of a sequence after a weight sync: how far an engine is from the trained model.
 
     `moved`: how far the engine's own moved by this sync, `policy_moved` the trained model's by this training step
-    (largest difference each, None in records of older writers). A sync that did nothing has `moved` 0 while the
-    policy moved, and a `max_difference` as large as the policy's movement.
+    (largest difference each, of the tokens that all checks share; None in records of older writers). A sync that did
+    nothing has `moved` 0 while the policy moved, and a `max_difference` at least as large as the policy's movement.
     """
 
     kind: ClassVar[str] = "weights_checked"

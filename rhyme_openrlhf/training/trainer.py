@@ -51,7 +51,7 @@ from rhyme_openrlhf.training.learning import Learning
 from rhyme_openrlhf.training.reproducible import seed_controller
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.training.updates import POLICY, UpdateCount
-from rhyme_openrlhf.weights.check import WeightCheck
+from rhyme_openrlhf.weights.check import CheckedTokens, WeightCheck
 from rhyme_openrlhf.weights.offers import OfferedWeightCheck, WeightOffers
 from rhyme_openrlhf.weights.sync import WeightSync
 
@@ -115,11 +115,13 @@ class RhymeTraining(upstream.BasePPOTrainer):
         ready, and are asked then.
         """
         policy, engines, services = self.actor_model_group, self.vllm_engines or [], self.services
+        tokens = CheckedTokens.of(self.tokenizer, self.args.train.seed, self.args.data.max_len)
         if services.settings.histopipe.enable:
-            check = OfferedWeightCheck(policy, engines, services)
-            return check, WeightOffers(check, policy, engines, services)
+            offered = OfferedWeightCheck(policy, engines, services, tokens)
+            return offered, WeightOffers(offered, policy, engines, services)
         by_buffer = services.settings.weights_by_buffer and engines
-        return WeightCheck(policy, engines, services), WeightSync(policy, engines, services) if by_buffer else None
+        check = WeightCheck(policy, engines, services, tokens)
+        return check, WeightSync(policy, engines, services) if by_buffer else None
 
     def _stage(self, stage: Stage, step: int) -> None:
         self.services.record(StageStarted(step, stage), SOURCE)

@@ -38,8 +38,9 @@ STOP_SECONDS = 90
 # How far apart two right implementations are, by the engines' number format: sums in another order. Measured on the
 # embedded model in fp32: below 1e-3. In 16 bits an improbable token's log-probability is good to some tenths.
 TOLERANCE = {"float32": 5e-3, "float16": 0.1, "bfloat16": 0.25}
-# After a sync an engine may be this share of its movement away from the policy, where that is above the tolerance.
-MOVEMENT_SHARE = 0.25
+# After a sync an engine may be this share of its movement away from the policy, where that is above the tolerance. One
+# stale expert or row makes a small share of a movement: in fp32, where rounding makes far less, it is found.
+MOVEMENT_SHARE = {"float32": 0.01, "float16": 0.25, "bfloat16": 0.25}
 # A policy that moved less than this many tolerances proves nothing: an engine that kept its weights would agree.
 LEAST_MOVEMENT = 2.0
 # What is shown of a run's output when it failed, and of many problems; the JSON has all.
@@ -77,7 +78,7 @@ def judge(checks: Sequence[WeightsChecked], versions: Sequence[int], engines: in
         moved, policy_moved = check.moved or 0.0, check.policy_moved or 0.0
         told = policy_moved > LEAST_MOVEMENT * tolerance
         telling += told
-        allowed = max(tolerance, MOVEMENT_SHARE * min(moved, policy_moved))
+        allowed = max(tolerance, MOVEMENT_SHARE[dtype] * min(moved, policy_moved))
         if told and not moved:
             problems.append(f"{where}: nothing was loaded: the policy moved by {policy_moved:.2g}, the engine did not")
         # Written so that what is not a number is a problem too, and what is infinite allows nothing.

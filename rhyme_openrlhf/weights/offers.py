@@ -17,7 +17,7 @@ import ray
 
 from rhyme_openrlhf.engine_errors import EngineCoreError, LostEngine, leave_out_lost
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked, WeightsLoaded
-from rhyme_openrlhf.weights.check import CHECKED_TOKENS, WeightCheck, distance, is_suspicious, suspicion
+from rhyme_openrlhf.weights.check import WeightCheck, distance, is_suspicious, movement, suspicion
 from rhyme_openrlhf.weights.sync import SOURCE, WeightSync
 
 
@@ -35,21 +35,21 @@ class OfferedWeightCheck(WeightCheck):
     def before_step(self) -> None:
         """Note where the policy is before a training step."""
         if self.needs_scores:
-            self._policy_scores = self._in_time(self._ask_policy)
+            self._policy_scores = self._in_time(lambda: self._ask_policy(0))
 
-    def asks(self, version: int) -> bool:
-        """Return whether engines that load `version` are to be asked; the policy is, now."""
+    def asks(self, version: int) -> list[int]:
+        """Return the tokens that engines that load `version` are to score, [] for none; the policy does, now."""
         if not self.is_due:
-            return False
+            return []
         self._left -= 1
         if self._policy_scores is not None:
             self._policy_at[version - 1] = self._policy_scores
-        self._policy_scores = self._in_time(self._ask_policy)
+        self._policy_scores = self._in_time(lambda: self._ask_policy(version))
         if self._policy_scores is None:
-            return False
+            return []
         self._policy_at[version] = self._policy_scores
         self._checked.add(version)
-        return True
+        return self._tokens.at(version)
 
     def after_sync(self, version: int) -> None:
         """Do nothing: engines are asked when they load."""
@@ -65,8 +65,8 @@ class OfferedWeightCheck(WeightCheck):
                 version,
                 engine,
                 difference,
-                distance(loaded.after, loaded.before),
-                None if before is None else distance(policy, before),
+                movement(loaded.after, loaded.before),
+                None if before is None else movement(policy, before),
             ),
             SOURCE,
         )
@@ -86,7 +86,7 @@ class WeightOffers(WeightSync):
         """Publish the policy's weights as `version` and offer them to every engine; note what was loaded meanwhile."""
         self.collect()
         segments = self.bring(version)
-        tokens = CHECKED_TOKENS if self.check.asks(version) else []
+        tokens = self.check.asks(version)
         for number, (engine, segment) in enumerate(zip(self._engines, segments, strict=True)):
             if not isinstance(engine, LostEngine):
                 self._offered[engine.offer_weights.remote(segment, tokens)] = (version, number)

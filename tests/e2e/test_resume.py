@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rhyme_openrlhf import embedded
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     EngineStep,
@@ -17,6 +20,7 @@ from rhyme_openrlhf.telemetry.events import (
     Note,
     RolloutFinished,
     RolloutStarted,
+    StageStarted,
     TrainStep,
     WeightsLoaded,
 )
@@ -113,3 +117,105 @@ def test_an_asynchronous_run_goes_on_counting(train: Train, start: Any) -> None:
         # The resumed run's journal also begins with what the checkpoint knew.
         assert len(set(drawn_after)) == len(drawn_after) and not drawn & set(drawn_after)
         assert len(drawn | set(drawn_after)) == 8
+
+
+# Notes what it rewards: prompt and response, in the order in which they come.
+NOTED_REWARD = """
+import fcntl
+import hashlib
+import json
+
+import torch
+
+
+def reward_func(queries, prompts, labels, **_):
+    with open({path!r}, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for query in queries:
+            file.write(json.dumps(query) + "\\n")
+    rewards = torch.tensor([hashlib.sha256(query.encode()).digest()[0] / 256 for query in queries])
+    return {{"rewards": rewards, "scores": rewards, "extra_logs": {{}}}}
+"""
+# What is killed at its beginning, all in step 3 of 4: after the phase before it.
+KILLED_AT = ("rollout", "experience", "train", "sync", "checkpoint", "saved")
+SAMPLES_OF_STEP = 16
+ACTORS = ("_actor", "_critic")
+
+
+def begins(event: Event, phase: str) -> bool:
+    if phase == "rollout":
+        return isinstance(event, RolloutStarted) and event.step == 3
+    if phase == "saved":
+        return isinstance(event, CheckpointSaved) and event.step == 3
+    return isinstance(event, StageStarted) and (event.step, event.stage) == (3, phase)
+
+
+def weights_of(checkpoints: Path) -> dict[str, str]:
+    """Return the hash of each weight and optimizer state after step 4, of policy and critic."""
+    import torch
+
+    found = {}
+    for actor in ACTORS:
+        for path in sorted((checkpoints / actor / "global_step4").glob("*_states.pt")):
+            state = torch.load(path, map_location="cpu", weights_only=False)
+            for name, value in tensors(state, f"{actor}/{path.name}"):
+                found[name] = hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
+    return found
+
+
+def tensors(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a nested state, by their places in it."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield name, value.detach()
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from tensors(one, f"{name}/{key}")
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from tensors(one, f"{name}/{number}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(8 * RUN_TIMEOUT_S)
+def test_a_run_killed_in_any_phase_has_the_same_tokens_and_weights(train: Train, start: Any, tmp_path: Path) -> None:
+    """With a critic, a KL penalty, and two engines."""
+
+    def options(name: str) -> tuple[list[str], Path, Path]:
+        noted, reward, saved = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.py", tmp_path / f"{name}-ckpt"
+        reward.write_text(NOTED_REWARD.format(path=str(noted)))
+        chosen = [
+            "--reward.remote_url", str(reward), "--ckpt.path", str(saved), "--ckpt.save_steps", "1",
+            "--algo.advantage.estimator", "gae", "--critic.num_gpus_per_node", "1",
+            "--critic.model_name_or_path", str(embedded.MODEL),
+            "--algo.kl.init_coef", "0.01", "--ref.num_gpus_per_node", "1",
+        ]  # fmt: skip
+        return chosen, noted, saved
+
+    def responses(noted: Path) -> list[list[str]]:
+        """Return each step's prompts and responses, sorted."""
+        lines = noted.read_text().splitlines()
+        return [sorted(lines[at : at + SAMPLES_OF_STEP]) for at in range(0, len(lines), SAMPLES_OF_STEP)]
+
+    chosen, noted, saved = options("whole")
+    whole = train(*chosen, name="whole")
+    assert whole.code == 0, whole.output
+    expected, weights = responses(noted), weights_of(saved)
+    assert [len(step) for step in expected] == [SAMPLES_OF_STEP] * 4
+    # Weights, master weights and two moments, of both models.
+    assert {name.split("/")[0] for name in weights} == set(ACTORS) and len(weights) > 8
+    for phase in KILLED_AT:
+        chosen, noted, saved = options(phase)
+        killed = start(phase, *chosen)
+        killed.wait_for(lambda event, phase=phase: begins(event, phase), f"the beginning of '{phase}' in step 3")
+        killed.kill()
+        before = responses(noted)
+        assert before[:2] == expected[:2], phase
+        noted.unlink()
+        resumed = train(*chosen, "--ckpt.load_enable", name=f"{phase}-resumed")
+        assert resumed.code == 0, resumed.output
+        again = 3 if phase != "saved" else 4
+        assert [event.step for event in resumed.of(TrainStep)] == list(range(again, 5)), phase
+        assert responses(noted) == expected[again - 1 :], phase
+        assert weights_of(saved) == weights, phase

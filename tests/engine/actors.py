@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,22 @@ def an_actor(**settings: Any) -> Iterator[Actor]:
         found = Actor(**settings)
         yield found
         found.raw.llm.shutdown()
+
+
+class MadeUpWorker:
+    """Stands for a history worker: has an index for each key, and notes what it is asked."""
+
+    def __init__(self, indexes: dict[str, Any]) -> None:
+        self.indexes = indexes
+        self.asked: list[str] = []
+
+    @property
+    def index(self) -> Any:
+        async def answer(key: str) -> Any:
+            self.asked.append(key)
+            return self.indexes.get(key)
+
+        return SimpleNamespace(remote=answer)
 
 
 def model_with(scale: float) -> Any:

@@ -8,7 +8,6 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from rhyme_openrlhf.engine.calls import SchedulerDrafting, SchedulerMeter
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.prompt_keys import prompt_key, round_key
 from rhyme_openrlhf.telemetry.engine_events import SLOWEST
-from tests.engine.actors import LONG, Actor, an_actor, model_with, stored
+from tests.engine.actors import LONG, Actor, MadeUpWorker, an_actor, model_with, stored
 
 # Longer than vLLM's KV block on CPU, so that a second request for it does find cached blocks.
 PROMPT = list(range(10, 60)) * 6
@@ -244,22 +243,6 @@ class TwoTurns:
             answers.append(list(output.outputs[0].token_ids))
             tokens = tokens + answers[-1] + [7, 8, 9]
         return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answers": answers}
-
-
-class MadeUpWorker:
-    """Stands for a history worker: has an index for each key, and notes what it is asked."""
-
-    def __init__(self, indexes: dict[str, Any]) -> None:
-        self.indexes = indexes
-        self.asked: list[str] = []
-
-    @property
-    def index(self) -> Any:
-        async def answer(key: str) -> Any:
-            self.asked.append(key)
-            return self.indexes.get(key)
-
-        return SimpleNamespace(remote=answer)
 
 
 def test_each_round_of_a_conversation_is_drafted_from_its_own_history(

@@ -15,6 +15,49 @@ from rhyme_openrlhf.telemetry.events import Event, Note, WeightsChecked
 pytest.importorskip("ray")
 
 
+def tokens() -> Any:
+    from rhyme_openrlhf.weights.check import CheckedTokens
+
+    return CheckedTokens(range(1000), 1, 64)
+
+
+def test_the_checked_tokens_go_through_the_whole_vocabulary() -> None:
+    from rhyme_openrlhf.weights.check import FIXED_TOKENS, SAMPLED_TOKENS, CheckedTokens
+
+    ordinary = range(3, 1000)
+    checked = CheckedTokens(ordinary, 7, 64)
+    sequences = [checked.at(version) for version in range(1, 60)]
+    assert all(one[: len(FIXED_TOKENS)] == FIXED_TOKENS and len(one) == 64 for one in sequences)
+    sampled = [one[len(FIXED_TOKENS) :] for one in sequences]
+    # Any of them, in as many checks as the vocabulary needs: no token is seen twice before all are.
+    needed = -(-len(ordinary) // SAMPLED_TOKENS)
+    for first in (0, 17, 59 - needed):
+        assert set().union(*sampled[first : first + needed]) == set(ordinary)
+    assert len(set().union(*sampled[: needed - 1])) == (needed - 1) * SAMPLED_TOKENS
+    assert sampled == [CheckedTokens(list(ordinary)[::-1], 7, 64).at(v)[len(FIXED_TOKENS) :] for v in range(1, 60)]
+    assert sampled[0] != CheckedTokens(ordinary, 8, 64).at(1)[len(FIXED_TOKENS) :]
+
+
+@pytest.mark.parametrize(("longest", "length"), [(5, 12), (12, 12), (20, 20), (64, 64), (4096, 64)])
+def test_the_checked_tokens_fit_into_an_engine(longest: int, length: int) -> None:
+    from rhyme_openrlhf.weights.check import CheckedTokens
+
+    assert len(CheckedTokens(range(1000), 1, longest).at(3)) == length
+
+
+def test_tokens_that_a_tokenizer_adds_are_not_checked() -> None:
+    from rhyme_openrlhf.weights.check import FIXED_TOKENS, CheckedTokens
+
+    vocabulary = {f"word {number}": number for number in range(40)}
+    tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary, added_tokens_decoder={38: "<image>", 39: "<end>"})
+    # An engine answers with a token of its own.
+    sequence = CheckedTokens.of(tokenizer, 1, 30).at(1)
+    assert len(sequence) == 29
+    assert set().union(*(CheckedTokens.of(tokenizer, 1, 64).at(v)[len(FIXED_TOKENS) :] for v in (1, 2))) == set(
+        range(38)
+    )
+
+
 class Policy:
     """Gives `scores`; a training step changes them."""
 
@@ -55,7 +98,7 @@ def checks_of(
         record=lambda event, source: recorded.append(event),
     )
     policy = Policy()
-    check = weight_check.WeightCheck(policy, engines, services)
+    check = weight_check.WeightCheck(policy, engines, services, tokens())
     for version, scores in enumerate(steps, start=1):
         check.before_step()
         policy.scores = scores
@@ -139,7 +182,7 @@ def test_a_check_that_takes_too_long_is_a_warning_and_the_next_one_is_done(
     )
     monkeypatch.setattr(weight_check, "wait_for", wait_for)
     policy, engine = Policy(), Engine()
-    check = weight_check.WeightCheck(policy, [engine], services)
+    check = weight_check.WeightCheck(policy, [engine], services, tokens())
     for version in (1, 2, 3):
         check.before_step()
         policy.scores = engine.scores = [-1.0 - version, -2.0]
@@ -170,7 +213,7 @@ def test_a_pipelined_check_that_takes_too_long_is_a_warning(monkeypatch: pytest.
         record=lambda event, source: recorded.append(event),
     )
     monkeypatch.setattr(weight_check, "wait_for", wait_for)
-    check = OfferedWeightCheck(Policy(), [Engine()], services)
+    check = OfferedWeightCheck(Policy(), [Engine()], services, tokens())
     check.before_step()
     assert not check.asks(1) and not check.is_due
     check.loaded(1, 0, SimpleNamespace(replaced=0, before=[], after=[]))

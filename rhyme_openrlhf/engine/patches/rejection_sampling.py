@@ -1,26 +1,33 @@
-"""Patches: vLLM's rejection sampler takes log-probabilities of the rows that were computed, and its memory is reserved.
+"""Patches: vLLM's rejection sampler takes log-probabilities of computed rows, counts drafts, and has memory reserved.
 
 vLLM gathers a row of logits for every sample and every place of the longest draft, and only then takes the softmax. 128
 samples of which one has 32 drafts compute 160 rows, and vLLM's log-softmax runs over 4,224. `ComputedRowsSampler` takes
 it of the computed rows, and repeats the few numbers that remain of each.
 
+Behind accepted drafts vLLM samples one more token. Before a response has `min_tokens` tokens, none may end it. vLLM
+counts the response without the drafts, so this token cannot end it although the drafts have reached the minimum. Here
+the drafts count.
+
 vLLM's profile run decides how large the KV cache is. It verifies a draft token for each sample, without
 log-probabilities. Here it also verifies as many rows as a step may have (`engine/scheduler_parts/drafting.py`), with
 log-probabilities.
 
-Invariants: what the sampler returns for tokens that were sampled is vLLM's own, bit for bit; the memory is reserved on
-GPUs only. Checked against vLLM 0.29.0 and 0.32.0 `v1/sample/rejection_sampler.py`, `v1/worker/gpu_model_runner.py`;
-contract test: `tests/engine/patches/test_rejection_sampling.py`.
+Invariants: but for that count, what the sampler returns for tokens that were sampled is vLLM's own, bit for bit; the
+memory is reserved on GPUs only. Checked against vLLM 0.29.0 and 0.32.0 `v1/sample/rejection_sampler.py`,
+`v1/worker/gpu_model_runner.py`, and against 0.29.0 `v1/sample/logits_processor/builtin.py`; contract test:
+`tests/engine/patches/test_rejection_sampling.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import vllm.v1.worker.gpu_model_runner as runner
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor import LogitsProcessors, MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -33,6 +40,17 @@ _vllm_dummy_run = runner.GPUModelRunner._dummy_sampler_run
 
 class ComputedRowsSampler(RejectionSampler):
     """vLLM's rejection sampler, whose log-probabilities need memory for the computed rows alone."""
+
+    def forward(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: torch.Tensor | None,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+    ) -> SamplerOutput:
+        """Return what vLLM's method does, with drafts counted where a response has a minimum length."""
+        with drafts_counted(sampling_metadata.logitsprocs, metadata.num_draft_tokens):
+            return super().forward(metadata, draft_probs, logits, sampling_metadata)
 
     def _get_logprobs_tensors(
         self,
@@ -74,6 +92,33 @@ class ComputedRowsSampler(RejectionSampler):
 
         row_of_place = (starts[:, None] + torch.arange(places, device=ends.device)).flatten().clamp_(max=rows - 1)
         return LogprobsTensors(*(field[row_of_place] for field in fields))
+
+
+@contextmanager
+def drafts_counted(processors: LogitsProcessors, drafts: Sequence[int]) -> Iterator[None]:
+    """Let the token behind a request's drafts be an end where response and drafts have the minimum length.
+
+    `drafts`: the draft tokens of each request. The rows of drafts themselves vLLM counts right, by other fields.
+    """
+    changed: list[tuple[Any, str, Any]] = []
+    for processor in processors.non_argmax_invariant:
+        if not isinstance(processor, MinTokensLogitsProcessor):
+            continue
+        waiting = processor.min_toks.items()
+        reached = [number for number, (least, so_far, *_) in waiting if len(so_far) + drafts[number] >= least]
+        if not reached:
+            continue
+        # Not in every version.
+        for name in {"logits_slice", "restore_logits_slice"} & vars(processor).keys():
+            rows, tokens = getattr(processor, name)
+            kept = ~torch.isin(rows, rows.new_tensor(reached))
+            changed.append((processor, name, (rows, tokens)))
+            setattr(processor, name, (rows[kept], tokens[kept]))
+    try:
+        yield
+    finally:
+        for processor, name, value in changed:
+            setattr(processor, name, value)
 
 
 @torch.inference_mode()

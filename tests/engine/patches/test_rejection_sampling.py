@@ -15,8 +15,9 @@ import pytest
 import torch
 import vllm.utils.cpu_triton_utils as cpu_kernels
 import vllm.v1.sample.rejection_sampler as upstream
+from vllm import SamplingParams
 from vllm.platforms import current_platform
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors, MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -134,6 +135,29 @@ def assert_same(found: Any, expected: Any) -> None:
     for ours, theirs in zip(found[:3], expected[:3], strict=True):
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and (ours == theirs).all()
     assert found.cu_num_generated_tokens == expected.cu_num_generated_tokens
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_response_may_end_at_the_first_token_behind_its_minimum(greedy: bool) -> None:
+    """The model wants an end everywhere; all drafts are what it says where no end may be."""
+    end, least, lengths = 7, 4, [5, 0, 3, 4, 2, 1, 9]
+    so_far = [[11] * count for count in (0, 2, 1, 0, 1, 9, 3)]
+    step = a_step(lengths)
+    step.draft_token_ids[:] = 23
+    logits = torch.zeros(sum(lengths) + len(lengths), VOCABULARY)
+    logits[:, end], logits[:, 23] = 200, 100
+    asking = asked(len(lengths), 0, greedy)
+    minimum = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
+    added = [(n, SamplingParams(min_tokens=least, stop_token_ids=[end]), None, said) for n, said in enumerate(so_far)]
+    minimum.update_state(BatchUpdate(len(so_far), removed=[], added=added, moved=[]))
+    asking.logitsprocs = LogitsProcessors([minimum])
+    tokens, _ = sampled(ComputedRowsSampler, "processed_logprobs", step, logits, asking)
+    for said, drafted, found in zip(so_far, lengths, tokens, strict=True):
+        # As many tokens as the drafts allow, and an end at the place behind the minimum if there is one.
+        before = max(0, least - len(said))
+        assert found == ([23] * before + [end] if before <= drafted else [23] * (drafted + 1))
+    # The step after this one: the processor's own state is what it was.
+    assert sorted(set(minimum.logits_slice[0].tolist())) == [0, 1, 2, 3, 4, 6]
 
 
 def test_one_long_draft_among_many_samples_costs_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
