@@ -397,8 +397,8 @@ def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supe
 def _end(run: RunDirectory, started: _Started, finished: RunFinished, ending: Ending) -> None:
     """End what was started, close the record, write the summary and keep the logs; each as far as it can be done.
 
-    Where Ray is gone (a scheduler's SIGTERM goes to its processes, too), nothing is asked of it: each question would
-    wait, and a minute later Ray ends this process by itself.
+    A scheduler's SIGTERM may have ended Ray, too. Then nothing is asked of it: each question would wait, and after a
+    minute Ray ends this process by itself.
     """
     gone = started.session is not None and ending.part("see whether Ray is there", _ray_is_gone) is True
     started.ray_is_gone = gone

@@ -161,7 +161,7 @@ def test_sigterm_ends_a_run_whose_reward_swallows_everything(start: Start, tmp_p
 
 @pytest.mark.slow
 def test_sigterm_for_ray_too_while_a_run_starts(start: Start) -> None:
-    """Without Ray's store whoever asks Ray waits, and is ended by it after a minute."""
+    """Without Ray's store a process that asks Ray waits, and Ray ends it after a minute."""
     run = start("run", *OPTIONS)
     run.wait_for(lambda event: isinstance(event, RunStarted), "the run to start")
     run.terminate(all_processes=True)
