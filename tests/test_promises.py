@@ -1,14 +1,22 @@
-"""Every promise of README.md and docs/reliability.md names a test in its text, and the test exists."""
+"""Every promise of README.md and docs/reliability.md names a test, and a change of the product that turns it red."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+import mutants
+
 ROOT = Path(__file__).parents[1]
+MUTANTS = mutants.table()
 # `tests/folder/test_file.py` or `tests/folder/test_file.py::test_name`.
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 HEADING = "## What is promised"
@@ -70,3 +78,45 @@ def test_a_promise_without_its_test_is_found() -> None:
     assert missing("`tests/test_promises.py::gone`", ROOT) == ["there is no test gone in tests/test_promises.py"]
     readme = f"# X\n\n{HEADING}\n\n- **A.** x\n\n## Next\n\n- not one\n"
     assert promises(readme, page)[0] == "- **A.** x" and "- not one" not in promises(readme, page)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("number", range(len(PROMISES)))
+def test_a_promise_has_a_mutant(number: int) -> None:
+    promise = words(PROMISES[number])
+    assert not promise.startswith("- **") or any(words(mutant.promise) in promise for mutant in MUTANTS), promise[:200]
+
+
+@pytest.mark.parametrize("number", range(len(MUTANTS)))
+def test_a_mutant_is_of_a_promise_and_of_the_product_as_it_is(number: int) -> None:
+    mutant = MUTANTS[number]
+    assert words(mutant.promise) in words((ROOT / mutant.page).read_text())
+    ast.parse(mutant.apply((ROOT / mutant.file).read_text()))
+    named = " ".join(f"`{test}`" for test in mutant.tests)
+    assert missing(named, ROOT) == []
+
+
+def run_mutants(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "mutants.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_mutant_is_red_and_a_change_of_nothing_is_green(starts_python: None, tmp_path: Path) -> None:
+    done = run_mutants("--only", "Each kind of event declares")
+    assert done.returncode == 0 and "1 of 1 red" in done.stdout, done.stdout + done.stderr
+    watch = "rhyme_openrlhf/run/stage_watch.py"
+    harmless = dataclasses.replace(MUTANTS[0], file=watch, old="Decides whether a run", new="Says whether a run")
+    copy = mutants.Copy(tmp_path)
+    verdict, _ = copy.test(harmless, ["tests/run/test_stage_watch.py"], slow=False)
+    assert verdict == mutants.GREEN and (tmp_path / harmless.file).read_text() == (ROOT / harmless.file).read_text()
+    assert copy.test(harmless, ["tests/run/no_such_test.py"], slow=False)[0] == mutants.BROKEN
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_every_mutant_is_red(starts_engine: None, starts_ray: None, starts_e2e: None) -> None:
+    done = run_mutants()
+    assert done.returncode == 0, done.stdout + done.stderr

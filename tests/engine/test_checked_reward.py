@@ -179,3 +179,15 @@ def test_a_server_has_upstreams_own_limit(monkeypatch: pytest.MonkeyPatch) -> No
     executor = CheckedExecutor("http://localhost:1", 0.1)
     output = asyncio.run(executor.execute("6*7=", "42", SamplingParams(max_tokens=8), 64, Tokenizer(), Engine()))
     assert output["reward"] == 1.0
+
+
+def test_a_server_that_fails_is_named_with_what_it_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream would go on without a reward."""
+
+    async def fail(self: Any, *_: Any) -> Any:
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(SingleTurnAgentExecutor, "_fetch_rewards_via_http", fail)
+    executor = CheckedExecutor("http://localhost:1", 0.1)
+    with pytest.raises(RewardError, match="http://localhost:1 raised ConnectionError: refused for prompt '6"):
+        asyncio.run(executor.execute("6*7=", "42", SamplingParams(max_tokens=8), 64, Tokenizer(), Engine()))

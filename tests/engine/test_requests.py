@@ -42,6 +42,20 @@ def test_rows_with_one_prompt_are_in_the_same_order_whichever_finished_first(lab
     assert len(orders) == 1 and [orders.pop()[0::2][-1]] == [2]
 
 
+def test_a_prompt_finds_no_cached_block_of_another_weight_version() -> None:
+    salts = {requests.prompt_of([1, 2], version)["cache_salt"] for version in (0, 1, 2, 11)}
+    assert len(salts) == 4
+
+
+@pytest.mark.parametrize("stop", [None, ";", [";", "end"]])
+def test_text_is_made_where_stop_strings_need_it(stop: Any) -> None:
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(stop=stop, logprobs=1)
+    requests.leave_out_unread(parameters)
+    assert parameters.detokenize is bool(stop) and parameters.logprobs == 0
+
+
 def rows_of(prompts: list[str], labels: list[str] | None = None) -> list[SimpleNamespace]:
     """Two samples of each row; every response is another one."""
     return [

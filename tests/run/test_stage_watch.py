@@ -129,6 +129,11 @@ def test_tokens_and_finished_samples_are_progress() -> None:
     assert moving.overdue(84) is not None
 
 
+def test_an_event_that_arrives_with_an_earlier_time_takes_no_progress_back() -> None:
+    seen = watch((STARTED, 0), (progress(10), 50), (progress(20), 45))
+    assert seen.overdue(60) is None and seen.overdue(61) is not None
+
+
 def test_training_beside_a_rollout_has_the_limit_of_stages() -> None:
     both = watch((STARTED, 0), (StageStarted(1, "train"), 0))
     assert both.doing == "the rollout of step 1 and the training of step 1"

@@ -1,8 +1,10 @@
 """The record on disk: whole lines, own numbers per source, torn lines, growing files."""
 
+import errno
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,34 @@ def test_a_file_torn_anywhere_gives_its_whole_lines_and_can_be_continued(cut: in
             more = log.write(note(9), "driver", time=9.0)
         assert more.sequence == len(kept)
         assert list(read_events(path)) == [*kept, more]
+
+
+class FillingLog(EventLog):
+    """A log on a disk that has room for `room` bytes more."""
+
+    room = 0
+
+    def _append(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = super()._append(data[: self.room])
+        self.room -= taken
+        return taken
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(rooms=st.lists(st.integers(0, 200), max_size=12))
+def test_lines_are_whole_on_a_disk_that_fills_and_empties(rooms: list[int]) -> None:
+    """Each event is whole, or its writer was told that it is lost; one that has begun is never lost."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        kept = []
+        with FillingLog(path) as log:
+            for number, room in enumerate([*rooms, 10_000]):
+                log.room = room
+                with suppress(OSError):
+                    kept.append(log.write(note(number), "driver", time=1.0))
+        assert list(read_events(path)) == kept and kept[-1].sequence == len(rooms)
 
 
 @pytest.mark.parametrize("line", [b"{not json}\n", b"[1]\n", b'{"kind": "note"}\n', b"\xff\n"])
