@@ -1,4 +1,4 @@
-"""Random states: whatever a process draws from goes on as it would have."""
+"""Random states: each generator of a process goes on as it would have."""
 
 from __future__ import annotations
 
