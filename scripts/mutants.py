@@ -16,6 +16,7 @@ import argparse
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,16 +94,18 @@ class Copy:
     def _run(self, tests: Iterable[str], slow: bool, limit_s: float) -> tuple[str, float]:
         environment = {**os.environ, "PYTHONPATH": str(self._root), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:randomly", "-p", "no:cacheprovider"]
-        started = time.monotonic()
+        command += ["-m", "" if slow else FAST, *tests]
+        started, nowhere = time.monotonic(), subprocess.DEVNULL
+        running = subprocess.Popen(
+            command, cwd=self._root, env=environment, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                [*command, "-m", "" if slow else FAST, *tests], cwd=self._root, env=environment, capture_output=True,
-                text=True, timeout=limit_s,
-            )  # fmt: skip
-            verdict = {0: GREEN, 1: RED}.get(done.returncode, BROKEN)
+            verdict = {0: GREEN, 1: RED}.get(running.wait(limit_s), BROKEN)
         except subprocess.TimeoutExpired:
-            # A test that waits for ever for what the mutant left out sees it, too, but says nothing.
+            # Tests that wait for ever for what the mutant left out see it, too, but say nothing.
             verdict = BROKEN
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
         return verdict, time.monotonic() - started
 
 
