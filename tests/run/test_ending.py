@@ -44,6 +44,8 @@ def test_a_part_that_hangs_is_left_when_its_time_is_over(capsys: pytest.CaptureF
 
 
 def test_ctrl_c_skips_the_part_that_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    # A shell's background jobs ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     never = threading.Event()
 
     def interrupted() -> None:
@@ -53,6 +55,7 @@ def test_ctrl_c_skips_the_part_that_is_run(capsys: pytest.CaptureFixture[str]) -
     ending = Ending(limit_s=30)
     ending.part("keep the logs", interrupted)
     never.set()
+    signal.signal(signal.SIGINT, before)
     assert ending.part("add", lambda: 3) == 3
     assert capsys.readouterr().err == "rhyme train: could not keep the logs: KeyboardInterrupt: no message\n"
 

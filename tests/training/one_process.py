@@ -37,12 +37,16 @@ Update = tuple[list[float], float]
 def one_rank() -> Iterator[None]:
     """Have torch's process group with this process alone, on a store in memory; leave nothing of it."""
     import deepspeed
+    from deepspeed.utils import groups
 
     threads = torch.get_num_threads()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             patch.setenv(name, "")
+        # DeepSpeed keeps groups for as long as the process lives.
+        for name in ("_WORLD_GROUP", "_DATA_PARALLEL_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP"):
+            patch.setattr(groups, name, None)
         patch.setattr(ray, "put", lambda value: value)
         patch.setattr(ray, "get", lambda refs, timeout=None: refs)
         try:

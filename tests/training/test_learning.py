@@ -67,7 +67,7 @@ def test_a_run_whose_updates_changed_no_weight_has_failed() -> None:
     (warning,) = sut.weights_compared(True)
     assert "1 training step updated the policy, and none of its weights changed" in warning
     list(sut.updated(2, GOOD))
-    with pytest.raises(LearningError, match=r"2 training steps updated .* --actor.adam.lr 1e-30\)"):
+    with pytest.raises(LearningError, match=r"2 training steps updated .*--actor.adam.lr 1e-30\)"):
         list(sut.weights_compared(True))
     assert not list(sut.weights_compared(False))
 

@@ -76,6 +76,9 @@ def generator_suite(monkeypatch: pytest.MonkeyPatch) -> tuple[types.ModuleType, 
     from rhyme_openrlhf.training.samples_generator import RhymeSamplesGenerator
 
     class Ours(RhymeSamplesGenerator):
+        # Theirs makes some without a constructor.
+        services = silent_services()
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, services=silent_services(), **kwargs)
 
