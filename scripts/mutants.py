@@ -26,6 +26,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutation_sample import FAST
+
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "mutants.toml"
 # What tests read of a source tree.
@@ -35,7 +37,6 @@ COPIED = (
 )  # fmt: skip
 # A training run takes one to four minutes; other tests of a promise seconds.
 LIMIT_S = 900
-FAST = "not slow and not engine and not e2e and not ray and not service and not browser"
 RED, GREEN, BROKEN = "red", "GREEN", "BROKEN"
 
 
@@ -77,21 +78,19 @@ class Copy:
             else:
                 shutil.copy(source, folder / name)
 
-    def test(
-        self, mutant: Mutant | None, tests: Iterable[str], slow: bool, limit_s: float = LIMIT_S
-    ) -> tuple[str, float]:
+    def test(self, mutant: Mutant | None, tests: Iterable[str], slow: bool) -> tuple[str, float]:
         """Return what the tests say of a mutant (None: of the product as it is), and after how many seconds."""
         path = self._root / mutant.file if mutant else None
         before = path.read_text() if path else ""
         if mutant and path:
             path.write_text(mutant.apply(before))
         try:
-            return self._run(tests, slow, limit_s)
+            return self._run(tests, slow)
         finally:
             if path:
                 path.write_text(before)
 
-    def _run(self, tests: Iterable[str], slow: bool, limit_s: float) -> tuple[str, float]:
+    def _run(self, tests: Iterable[str], slow: bool) -> tuple[str, float]:
         environment = {**os.environ, "PYTHONPATH": str(self._root), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:randomly", "-p", "no:cacheprovider"]
         command += ["-m", "" if slow else FAST, *tests]
@@ -100,7 +99,7 @@ class Copy:
             command, cwd=self._root, env=environment, stdout=nowhere, stderr=nowhere, start_new_session=True
         )
         try:
-            verdict = {0: GREEN, 1: RED}.get(running.wait(limit_s), BROKEN)
+            verdict = {0: GREEN, 1: RED}.get(running.wait(LIMIT_S), BROKEN)
         except subprocess.TimeoutExpired:
             # Tests that wait for ever for what the mutant left out see it, too, but say nothing.
             verdict = BROKEN

@@ -102,7 +102,7 @@ def test_a_server_asks_for_a_pause_by_its_own_clock() -> None:
 def test_a_move_is_measured_without_comparing_clocks(
     clock: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What moves cost is learnt from this, and decides how later samples are carried and when layouts switch."""
+    """Costs of moves are learnt from it. They decide how later samples are carried, and when layouts switch."""
     monkeypatch.setattr(time, "time", CLOCKS[clock]())
     record = moved(tmp_path)
     # It stopped two seconds before that was told, and had its token half a second before that was.

@@ -259,7 +259,8 @@ class LateEngineScheduler(AsyncEngineScheduler):
         """Return the scheduled step with its drafts, when the step before has `sampled`."""
         self._tell_filled()
         room = late_drafts.room_of(output)
-        if room.requests or self._drafting.drops or any(drafts_of(step).flat.size for _, step in self._under_way):
+        verifies = any(step.scheduled_spec_decode_tokens for _, step in self._under_way)
+        if room.requests or verifies or self._drafting.drops:
             # What needs no tokens is done before they are there.
             ahead = self._drafting.look_ahead(room)
             tokens = sampled()

@@ -133,7 +133,7 @@ class Learning:
             return
         text = (
             f"{self._updates} training step{'s' if self._updates > 1 else ''} updated the policy, and none of its "
-            f"weights changed: look at the rewards, and at the learning rate (--actor.adam.lr "
+            "weights changed: look at the rewards, and at the learning rate (--actor.adam.lr "
             f"{self._args.actor.adam.lr:g}) and its schedule"
         )
         if self._updates > 1:

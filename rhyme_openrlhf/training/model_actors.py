@@ -75,7 +75,8 @@ def not_finite(model: torch.nn.Module) -> str:
 def sums(model: torch.nn.Module) -> list[float]:
     """Return the sum of each weight, under ZeRO-3 of its shard; all are equal where nothing has changed."""
     weights = (getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters())
-    return torch.stack([weight.detach().sum(dtype=torch.float64) for weight in weights]).tolist()
+    # One by one: with offloading some are on the host, and others are not.
+    return [weight.detach().sum(dtype=torch.float64).item() for weight in weights]
 
 
 class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ignore[misc, valid-type]

@@ -77,7 +77,7 @@ def test_what_does_not_go_together_is_one_sentence(
 
 
 def test_a_row_that_is_no_text_is_named(tmp_path: Path) -> None:
-    """What its reader takes for text is looked at when the row is."""
+    """The reader of files takes the bytes for text, and fails when the row is read."""
     data = tmp_path / "latin.jsonl"
     data.write_bytes('{"input": "1+1=", "label": "2"}\n{"input": "é", "label": "2"}\n'.encode("latin-1"))
     argv = [*arguments(str(tmp_path)), "--data.prompt_dataset", str(data)]

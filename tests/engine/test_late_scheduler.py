@@ -100,7 +100,10 @@ class Engine:
 
     def run(self) -> None:
         """Run until every sample has ended."""
-        under_way: list[tuple[Any, ModelRunnerOutput]] = []
+        self.finish([])
+
+    def finish(self, under_way: list[tuple[Any, ModelRunnerOutput]]) -> None:
+        """Run until every sample has ended, from steps that are under way."""
         while self.scheduler.has_requests() or under_way:
             self.step(under_way)
 
@@ -193,8 +196,7 @@ def test_room_for_drafts_keeps_no_prompt_out(engines: Any, monkeypatch: pytest.M
     for _ in range(2):
         engine.step(under_way)
     assert engine.written["late"] and engine.written["one"] < len(history)
-    while engine.scheduler.has_requests() or under_way:
-        engine.step(under_way)
+    engine.finish(under_way)
 
 
 def test_a_long_prompt_gets_half_of_each_step(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +217,7 @@ def test_a_long_prompt_gets_half_of_each_step(engines: Any, monkeypatch: pytest.
             steps += 1
         # The first of them was full already, and 100 tokens are seven times 16 at most.
         assert steps <= 8 and engine.written["one"] < len(history)
-        while engine.scheduler.has_requests() or under_way:
-            engine.step(under_way)
+        engine.finish(under_way)
 
 
 def test_a_stopped_sample_and_new_weights_leave_the_texts_right(engines: Any) -> None:
@@ -235,8 +236,7 @@ def test_a_stopped_sample_and_new_weights_leave_the_texts_right(engines: Any) ->
     # What is under way is dropped, so the model writes it again.
     engine.written["kept"] = kept.num_output_tokens
     engine.drafts["kept"].clear()
-    while engine.scheduler.has_requests() or under_way:
-        engine.step(under_way)
+    engine.finish(under_way)
     assert all(draft == history[at : at + len(draft)] for at, draft in engine.within_texts()["kept"])
     assert sum(len(draft) for _, draft in engine.within_texts()["kept"]) > 20
 
@@ -319,8 +319,7 @@ def test_steps_without_drafts_wait_for_no_tokens_and_later_drafts_know_them_all(
             assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
             # What is under way is dropped, so the model writes it again.
             engine.written.update({name: one.num_output_tokens for name, one in engine.scheduler.requests.items()})
-    while engine.scheduler.has_requests() or under_way:
-        engine.step(under_way)
+    engine.finish(under_way)
     for name, steps in engine.within_texts().items():
         for at, draft in steps:
             known = [*PROMPT, *engine.texts[name][:at]]
@@ -343,8 +342,7 @@ def test_new_weights_while_drafts_are_left_out_leave_the_texts_right(engines: An
             assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
             engine.written["sample"] = engine.scheduler.requests["sample"].num_output_tokens
     gain._switch(True)
-    while engine.scheduler.has_requests() or under_way:
-        engine.step(under_way)
+    engine.finish(under_way)
     drafts = engine.within_texts()["sample"]
     assert drafts and all(draft == history[at : at + len(draft)] for at, draft in drafts)
 
@@ -390,7 +388,6 @@ def test_room_takes_no_block_that_another_sample_may_need(engines: Any) -> None:
         engine.step(under_way)
         assert request.num_computed_tokens <= has
     pool.free_blocks(taken)
-    while engine.scheduler.has_requests() or under_way:
-        engine.step(under_way)
+    engine.finish(under_way)
     drafted = engine.within_texts()["sample"]
     assert all(draft == history[at : at + len(draft)] for at, draft in drafted) and drafted

@@ -31,7 +31,6 @@ from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.pipeline.trainer import PipelineParts
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import TrainStep
-from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
 from rhyme_openrlhf.training.model_actors import (
     PlainCriticModelActor,
     PlainPolicyModelActor,
@@ -42,7 +41,7 @@ from rhyme_openrlhf.training.trainer import PlainPPOTrainer, upstream
 from rhyme_openrlhf.training.trainer_async import RhymeTrainingActor
 from rhyme_openrlhf.weights.offers import WeightOffers
 from tests.pipeline.recorded_run import Loader, RandomOrder, RecordedRun, Ref, steps_of
-from tests.training.one_process import SAMPLES, Model, arguments, make_model, one_rank, responses
+from tests.training.one_process import SAMPLES, Model, arguments, make_model, one_rank, responses, services_of
 
 BATCH, EPOCHS = 4, 2
 LATE = "the reward function judge.py did not answer within 30 s"
@@ -93,18 +92,7 @@ def group_of(model: Model | None) -> Any:
 def pipelined(args: Any, sent: list[Any], with_critic: bool) -> tuple[list[Model], list[TrainStep]]:
     """Train on what the controller sent; return the models, and the record of each step."""
     events: list[Any] = []
-
-    def noted(event: Any, source: str, at: float) -> None:
-        events.extend(event if isinstance(event, list) else [event])
-
-    ignored = NS(remote=lambda *_: None)
-    recorder = NS(
-        write=NS(remote=noted), write_all=NS(remote=noted), write_lengths=ignored, write_samples=ignored,
-        stop_requested=NS(remote=lambda: False),
-    )  # fmt: skip
-    services = RunServices(
-        RhymeSettings.from_namespace(args), recorder, (), None, "", on_gpus=False, checkpoints=Checkpoints(None, {})
-    )
+    services = services_of(args, events)
     policy, critic = models(args, services, RhymePolicyModelActor, RhymeCriticModelActor, with_critic)
     stream: queue.Queue[Any] = queue.Queue()
     for item in [*sent, "done"]:

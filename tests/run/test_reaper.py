@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rhyme_openrlhf.run.reaper import left_after
+from rhyme_openrlhf.run.reaper import left_after, reap
 
 # A driver that starts a reaper and a child with a grandchild, and tells their numbers; the grandchild ignores SIGTERM.
 DRIVER = """
@@ -69,6 +69,18 @@ def test_nothing_is_left(tmp_path: Path, way: str) -> None:
             process.terminate()
     driver.wait(DEADLINE_S)
     wait_until_gone(left)
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_a_child_that_was_born_after_the_last_look_is_ended_too() -> None:
+    program = "import subprocess; child = subprocess.Popen(['sleep', '100']); print(child.pid, flush=True)"
+    program += "; child.wait()"
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    reap({psutil.Process(parent.pid)})
+    assert parent.wait(DEADLINE_S) == -signal.SIGKILL
+    wait_until_gone([child])
 
 
 def test_what_has_ended_is_not_waited_for() -> None:

@@ -24,6 +24,8 @@ from rhyme_openrlhf.cli import upstream as command_line
 from rhyme_openrlhf.cli.demo import arguments as demo_arguments
 from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
 from rhyme_openrlhf.platform.cpu_strategy import cpu_strategy  # first: installs the shims
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip
 
@@ -83,6 +85,20 @@ def arguments(folder: Path, *options: str) -> Any:
     # As upstream's coordinator does.
     args.ckpt.save_steps = args.eval.steps = float("inf")
     return args
+
+
+def services_of(args: Any, events: list[Any]) -> RunServices:
+    """Return a run's services; what is recorded is added to `events`."""
+
+    def noted(event: Any, source: str, at: float) -> None:
+        events.extend(event if isinstance(event, list) else [event])
+
+    ignored = NS(remote=lambda *_: None)
+    recorder = NS(
+        write=NS(remote=noted), write_all=NS(remote=noted), write_lengths=ignored, write_samples=ignored,
+        stop_requested=NS(remote=lambda: False),
+    )  # fmt: skip
+    return RunServices(RhymeSettings.from_namespace(args), recorder, (), None, "", False, Checkpoints(None, {}))
 
 
 @dataclass

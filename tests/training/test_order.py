@@ -25,15 +25,13 @@ pytest.importorskip("vllm")
 import torch
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import TrainStep
-from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
 from rhyme_openrlhf.training import samples_generator, trainer
 from rhyme_openrlhf.training.model_actors import RhymePolicyModelActor
 from rhyme_openrlhf.training.samples_generator import RhymeSamplesGenerator
 from tests.examples import examples
 from tests.pipeline.recorded_run import Loader
-from tests.training.one_process import SAMPLES, Model, arguments, make_model, one_rank, responses
+from tests.training.one_process import SAMPLES, Model, arguments, make_model, one_rank, responses, services_of
 
 # What a step trains: of each sample, its row and its tokens.
 Batch = list[tuple[str, list[int]]]
@@ -94,18 +92,6 @@ def options(folder: Path, ahead: int, filters: bool) -> Any:
     args.rollout.vllm_generate_batch_size = args.rollout.batch_size * ahead
     args.algo.dynamic_filtering_enable, args.algo.dynamic_filtering_range = filters, (0.35, 0.65)
     return args
-
-
-def services_of(args: Any, events: list[Any]) -> RunServices:
-    def noted(event: Any, source: str, at: float) -> None:
-        events.extend(event if isinstance(event, list) else [event])
-
-    ignored = NS(remote=lambda *_: None)
-    recorder = NS(
-        write=NS(remote=noted), write_all=NS(remote=noted), write_lengths=ignored, write_samples=ignored,
-        stop_requested=NS(remote=lambda: False),
-    )  # fmt: skip
-    return RunServices(RhymeSettings.from_namespace(args), recorder, (), None, "", False, Checkpoints(None, {}))
 
 
 def rows(count: int, texts: int) -> list[tuple[str, str]]:
