@@ -22,8 +22,8 @@ from rhyme_openrlhf.cli import demo, train_arguments
 from rhyme_openrlhf.engine.messages import Request
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.platform import run_gpus
+from rhyme_openrlhf.proof.histories import draft_of
 from rhyme_openrlhf.verify.engines import Engine, EnginePool
-from rhyme_openrlhf.verify.histories import draft_of
 
 # Qwen3's.
 VOCABULARY = 151936

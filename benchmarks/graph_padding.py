@@ -22,7 +22,7 @@ import cuda_stand_in
 from replay import ENGINES, TRACE, Ours, Sample, read_trace, replay
 
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import V2, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import V2_ASYNC, DraftingSettings, HistoSpecSettings
 
 # Upper ends of the classes of running samples that are told apart.
 RUNNING = (4, 16, 64, 512)
@@ -112,7 +112,7 @@ def main() -> None:
     ways = {"vLLM's default": {"compilation_config": {}}, "ours": {}}
     found = {way: counted(cuda_stand_in.engine_config(RhymeSettings(), **more), steps) for way, more in ways.items()}
     # From then on every engine of this process has the second runner.
-    second = RhymeSettings(drafting=DraftingSettings(runner=V2))
+    second = RhymeSettings(drafting=DraftingSettings(runner=V2_ASYNC))
     found["ours, V2"] = counted(cuda_stand_in.engine_config(second), steps)
     print("| samples running | way | steps | rows asked for | rows computed | more | FULL | PIECEWISE | no graph |")
     print("|---|---|---|---|---|---|---|---|---|")

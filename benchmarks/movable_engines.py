@@ -18,17 +18,19 @@ from typing import Any
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.platform import gpu_present, shims
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import AUTO
 
 if not gpu_present():
     shims.install()
 
 from engine_in_process import engine_environment, gpu_arguments
 
+from rhyme_openrlhf.cli.preflight_runner import choose_runner
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
 from rhyme_openrlhf.engine.calls import EngineCalls
 from rhyme_openrlhf.engine.factory import parts_of
 from rhyme_openrlhf.engine.patches import core_channel
-from rhyme_openrlhf.engine.scheduler import EngineScheduler
+from rhyme_openrlhf.engine.scheduler import EngineScheduler, scheduler_class
 from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
 
 TIMEOUT_S = 300
@@ -78,28 +80,27 @@ class TimedMoves(Moves):
         return taken
 
 
-class TimedScheduler(EngineScheduler):
-    """The run's own with those moves."""
+def timed_scheduler(vllm_config: Any, **kwargs: Any) -> EngineScheduler:
+    """Return the run's own scheduler with those moves, and calls that read the seconds."""
+    kind = type("TimedScheduler", (scheduler_class(vllm_config),), {"moves_part": TimedMoves})
+    scheduler: Any = kind(vllm_config=vllm_config, **kwargs)
 
-    moves_part = TimedMoves
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        moves: Any = self.moves
-        self.calls |= {
-            "take_added": moves.take_added, "take_first_step": moves.take_first_step, "late_seconds": self.late_seconds,
-        }  # fmt: skip
-
-    def late_seconds(self) -> float:
+    def late_seconds() -> float:
         """Return by how much steps took longer than this engine's pace, in all; 0 without one."""
-        return 0.0 if self.pacing is None else self.pacing.late_seconds
+        return 0.0 if scheduler.pacing is None else float(scheduler.pacing.late_seconds)
+
+    moves = scheduler.moves
+    scheduler.calls |= {
+        "take_added": moves.take_added, "take_first_step": moves.take_first_step, "late_seconds": late_seconds,
+    }  # fmt: skip
+    return scheduler
 
 
 class BenchmarkEngine(RhymeRolloutActor):
     """The run's engine with that scheduler."""
 
     def plugins(self) -> dict[str, Any]:
-        return super().plugins() | {"scheduler_cls": "movable_engines.TimedScheduler"}
+        return super().plugins() | {"scheduler_cls": "movable_engines.timed_scheduler"}
 
 
 class LocalEngine:
@@ -124,6 +125,8 @@ class LocalEngine:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         moving = dataclasses.replace(settings, move=dataclasses.replace(settings.move, enable=True))
+        if gpu_present() and moving.drafting.runner == AUTO:
+            moving = moving.with_runner(choose_runner(moving, on_gpus=True)[0])
         self.raw: Any = BenchmarkEngine.__new__(BenchmarkEngine)
         arguments = dict(
             model=model, max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-V1, V2, V2_ASYNC = "v1", "v2", "v2-async"
+V1, V2_ASYNC = "v1", "v2-async"
 PROMPT_TOKENS, TOKENS = 8, 40
 # Tokens of the embedded vocabulary that are no special ones.
 WORDS = range(3, 80)
@@ -162,7 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triton", default="", help="a folder with Triton's package")
     parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--runners", nargs="+", choices=(V1, V2, V2_ASYNC), default=(V1, V2, V2_ASYNC))
+    parser.add_argument("--runners", nargs="+", choices=(V1, V2_ASYNC), default=(V1, V2_ASYNC))
     parser.add_argument("--ranks", type=int, default=1, help="processes of a tensor-parallel engine")
     parser.add_argument("--executor", choices=("mp", "ray"), default="mp", help="what starts these processes")
     parser.add_argument("--one", help=argparse.SUPPRESS)

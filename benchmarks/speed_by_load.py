@@ -2,13 +2,12 @@
 
     python benchmarks/speed_by_load.py --running 1 8 32 128 512 --out speed_by_load.json [-- options of rhyme train]
 
-The engines are those of `rhyme verify`. Each value of --drafting.runner drafts in one of them (on a GPU). One more is
+The engines are those of `rhyme verify`. One drafts, or one for each of --runners. One more is
 the run's with --no-histospec.enable, with all that vLLM then chooses (model runner, asynchronous scheduling). At each
 load all generate the same number of samples, in turn. The history is what the same weights answered before, so the
 ratio is an upper bound for training. Without options: the demo's model and prompts; on a GPU engines use CUDA graphs.
 Engines plan their drafts by step times that are measured at their start, as a run without a profile does
-(--latency.profile none: the fixed rules). The file is written after each load. On a GPU each runner's median over the
-loads is noted in the record of `rhyme verify`, by which `--drafting.runner auto` chooses.
+(--latency.profile none: the fixed rules). The file is written after each load.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,13 +27,12 @@ from rhyme_openrlhf.engine.port import MeasuredEngine
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.measure import QUICKLY, Plan
 from rhyme_openrlhf.latency.measure import measure as measure_steps
-from rhyme_openrlhf.platform import nvidia, run_gpus
-from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2, V2_ASYNC
+from rhyme_openrlhf.platform import run_gpus
+from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2_ASYNC
 from rhyme_openrlhf.settings.engine import EngineSettings
 from rhyme_openrlhf.settings.latency import NONE
 from rhyme_openrlhf.telemetry.metrics import MS_PER_SECOND
 from rhyme_openrlhf.telemetry.run_directory import versions
-from rhyme_openrlhf.verify import record
 from rhyme_openrlhf.verify.bench import Prompt, installed
 from rhyme_openrlhf.verify.engines import CALL_SECONDS, Engine, EnginePool
 from rhyme_openrlhf.verify.speed import Round, compare, draft_index, timed
@@ -95,21 +91,11 @@ def draft_ms(rounds: Sequence[Round]) -> float:
     return MS_PER_SECOND * sum(one.counters.draft_seconds for one in rounds) / max(steps, 1)
 
 
-def note(architecture: str, ranks: int, loads: Sequence[Mapping[str, Any]]) -> None:
-    """Note in this machine's record how fast each runner drafts: the median of its ratios over the loads."""
-    ratios: dict[str, list[float]] = {}
-    for load in loads:
-        ratios.setdefault(load["runner"], []).append(load["ratio"])
-    speeds = {record.Engines(runner, architecture, ranks): statistics.median(own) for runner, own in ratios.items()}
-    file = record.path()
-    record.write(file, record.with_speeds(record.read(file), nvidia.read().gpus[0].name, speeds))
-
-
 def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=LOADS, help="samples that run at once")
-    parser.add_argument("--runners", nargs="+", choices=(V1, V2, V2_ASYNC), help="that draft (on a GPU all, else v1)")
+    parser.add_argument("--runners", nargs="+", choices=(V1, V2_ASYNC), help="that draft (on a GPU v2-async, else v1)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="at most, of each sample")
     parser.add_argument("--seconds", type=float, default=3600, help="no load begins after this time")
@@ -121,13 +107,13 @@ def main() -> None:
     checked = train_arguments.check(
         chosen.options or demo.arguments("unused", gpus, cuda_graphs=gpus > 0), lambda said: print(said, flush=True)
     )
-    from rhyme_openrlhf.cli import preflight_data, preflight_models
+    from rhyme_openrlhf.cli import preflight_data
 
     prompts = [Prompt(text, tuple(tokens)) for text, tokens in preflight_data.some_prompts(checked.args, PROMPTS)]
     tokens = min(chosen.tokens, checked.args.data.max_len - max(len(prompt.tokens) for prompt in prompts))
     room = EngineSettings(max_num_seqs=max(chosen.running), max_num_batched_tokens=BATCHED_TOKENS)
     drafting = checked.settings.drafting
-    runners = chosen.runners or ((V1, V2, V2_ASYNC) if gpus and drafting.source == HISTORY else (V1,))
+    runners = chosen.runners or ((V2_ASYNC,) if gpus and drafting.source == HISTORY else (V1,))
     pool = EnginePool(checked.args, dataclasses.replace(checked.settings, engine=room), checked.on_gpus)
     try:
         arms = [None, *(dataclasses.replace(drafting, runner=runner) for runner in runners)]
@@ -157,9 +143,6 @@ def main() -> None:
                     speeds = load["speculating_tokens_per_second"], load["plain_tokens_per_second"]
                     said = f"{speeds[0]:,.0f} tokens/s with drafts, {speeds[1]:,.0f} without: {load['ratio']:.2f} times"
                     print(f"{running:4d} running, {load['runner']}: {said}", flush=True)
-        if gpus and found["loads"] and not os.environ.get("RAY_ADDRESS"):
-            config = preflight_models.check_model("--actor.model_name_or_path", checked.args.actor.model_name_or_path)
-            note(preflight_models.architecture_of(config), checked.args.vllm.tensor_parallel_size, found["loads"])
     finally:
         pool.close()
 

@@ -15,8 +15,10 @@ import contextlib
 import datetime
 import json
 import os
+import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.cli import demo
+from rhyme_openrlhf.cli import demo, fetch_model
 from rhyme_openrlhf.cli.doctor_facts import gather
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import RolloutFinished, RunFinished, TrainStep
@@ -39,8 +41,8 @@ OK, FAILED, SKIPPED, LEFT = "ok", "failed", "skipped", "left"
 END_SECONDS = 45
 # A part with less time than this is left for the next call.
 LEAST_SECONDS = 20
-LOADS = ("1", "8", "32", "128", "512")
-TINY_LOADS = ("1", "4")
+LOADS = ("512", "128", "32", "8", "1")
+TINY_LOADS = ("4", "1")
 # A run of two epochs with one step each.
 TINY_RUN = (
     "--data.max_samples", "4", "--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4",
@@ -48,6 +50,8 @@ TINY_RUN = (
     "--train.micro_batch_size", "4",
 )  # fmt: skip
 LAST_LINES = 3
+# Where `rhyme fetch-model` puts it by default.
+MODEL_FOLDER = Path("models/smollm2-135m")
 
 Figures = dict[str, Any]
 
@@ -142,12 +146,24 @@ def profile_words(figures: Figures) -> str:
     return f"{subject['model']}, {subject['dtype']}, on {subject['hardware']}: {points}"
 
 
-def speed(context: Context, out: Path) -> list[str]:
-    """Return the command that compares engines with drafts and without, at every load."""
-    loads = TINY_LOADS if context.tiny else LOADS
-    size = ("--rounds", "1", "--tokens", "24") if context.tiny else ("--seconds", "300")
-    command = [sys.executable, str(ROOT / "benchmarks/speed_by_load.py"), "--running", *loads, *size]
-    return [*command, "--out", str(out), "--", *context.train(cuda_graphs=context.gpus > 0)]
+def speed(shape: str, seconds: int) -> Callable[[Context, Path], list[str]]:
+    """Return what makes a model of this shape, and compares engines with drafts and without at every load.
+
+    The heaviest load first: what drafts gain there is what is least known.
+    """
+
+    def command(context: Context, out: Path) -> list[str]:
+        model = context.folder / "model"
+        loads = TINY_LOADS if context.tiny else LOADS
+        size = ("--rounds", "1", "--tokens", "24") if context.tiny else ("--rounds", "2", "--seconds", str(seconds))
+        made = [sys.executable, str(ROOT / "benchmarks/real_shape.py"), "tiny" if context.tiny else shape, str(model)]
+        measured = [
+            sys.executable, str(ROOT / "benchmarks/speed_by_load.py"), "--running", *loads, *size, "--out", str(out),
+            "--", *context.train(cuda_graphs=context.gpus > 0), "--actor.model_name_or_path", str(model),
+        ]  # fmt: skip
+        return ["bash", "-c", f"{shlex.join(made)} && exec {shlex.join(measured)}"]
+
+    return command
 
 
 def speed_words(figures: Figures) -> str:
@@ -157,6 +173,54 @@ def speed_words(figures: Figures) -> str:
         f"({load['ratio_low']:.2f} to {load['ratio_high']:.2f})"
         for load in figures["loads"]
     )
+
+
+def moves(context: Context, out: Path) -> list[str]:
+    """Return the command that moves samples between two engines on one GPU, by each carrier."""
+    size = ("--repeats", "1") if context.tiny else ("--repeats", "4")
+    return [sys.executable, str(ROOT / "benchmarks/move.py"), "cost", *size, "--out", str(out)]
+
+
+def moves_words(figures: Figures) -> str:
+    """Return the median downtime by carrier, over all contexts."""
+    downtimes: dict[str, list[float]] = {}
+    for row in figures["rows"]:
+        if row["downtime_s"] is not None:
+            downtimes.setdefault(row["carrier"], []).append(row["downtime_s"])
+    return ", ".join(f"{carrier} {statistics.median(own) * 1000:.0f} ms" for carrier, own in downtimes.items())
+
+
+def real_model(context: Context, out: Path) -> list[str]:
+    """Return the command of two runs of SmolLM2-135M, with drafts and without; fetched if it is not there."""
+    command = shlex.split(fetch_model.training_command(MODEL_FOLDER))[1:]
+    size = (*TINY_RUN, "--rollout.max_new_tokens", "8") if context.tiny else ()
+    place = ("--train.colocate_all",) if context.gpus == 1 else ()
+    runs = " && ".join(
+        shlex.join([
+            *RHYME, *command, *size, *place, *more, "--ckpt.path", str(context.checkpoints),
+            "--ckpt.output_dir", str(context.checkpoints / "trained"), "--run.dir", str(out / name),
+            "--run.progress", "lines",
+        ])
+        for name, more in (("drafts", ()), ("plain", ("--no-histospec.enable",)))
+    )  # fmt: skip
+    fetch = shlex.join([*RHYME, "fetch-model", "smollm2", "--dir", str(MODEL_FOLDER)])
+    return ["bash", "-c", f"{fetch} && {runs}"]
+
+
+def read_two_runs(folder: Path) -> Figures:
+    """Return what `read_run` does, of both. Raises ValueError."""
+    return {name: read_run(folder / name) for name in ("drafts", "plain")}
+
+
+def two_runs_words(figures: Figures) -> str:
+    """Return the rollout's tokens a second by epoch, with drafts and without."""
+    words = []
+    for name, run in figures.items():
+        for epoch in sorted({step["epoch"] for step in run["steps"]}):
+            steps = [step for step in run["steps"] if step["epoch"] == epoch]
+            tokens, seconds = sum(step["tokens"] or 0 for step in steps), sum(s["seconds"]["rollout"] for s in steps)
+            words.append(f"{name}, epoch {epoch}: {tokens / seconds:,.0f} tokens/s in rollouts")
+    return "; ".join(words)
 
 
 def colocated(transport: str) -> Callable[[Context, Path], list[str]]:
@@ -216,16 +280,20 @@ def memory_words(figures: Figures) -> str:
 
 PARTS = (
     Part("doctor", "what is installed", 60, doctor, read_json, doctor_words, answers=(0, 1)),
-    Part("weights", "trained weights reach every engine", 300, verify("weights"), read_json, verify_words),
-    Part("lossless", "output with drafts is that without", 400, verify("greedy,sampled"), read_json, verify_words),
-    Part("lossless-v2", "weights and drafts in vLLM's second runner", 700,
-         verify("weights,greedy,sampled", "--drafting.runner", "v2"), read_json, verify_words, gpu_only=True),
-    Part("lossless-v2-async", "the same, steps scheduled ahead", 700,
-         verify("weights,greedy,sampled", "--drafting.runner", "v2-async"), read_json, verify_words, gpu_only=True),
+    Part("proof", "a run's engine proves its drafts, with CUDA graphs", 300,
+         verify("proof", cuda_graphs=True), read_json, verify_words),
+    Part("speed-1.7b", "with drafts against without, in Qwen3-1.7B's shape", 360,
+         speed("qwen3-1.7b", 300), read_json, speed_words),
+    Part("speed-8b", "the same in Qwen3-8B's shape", 420, speed("qwen3-8b", 300), read_json, speed_words),
+    Part("moves", "samples move between two engines on one GPU", 120, moves, read_json, moves_words),
+    Part("real-model", "SmolLM2-135M, two epochs with drafts and without", 300,
+         real_model, read_two_runs, two_runs_words),
+    Part("train-openrlhf", "colocated, OpenRLHF's transport", 120, colocated("openrlhf"), read_run, run_words),
+    Part("train-buffer", "colocated, weight buffer", 120, colocated("buffer"), read_run, run_words),
+    # More than half an hour has room for.
+    Part("lossless", "output with drafts is that without, exactly, in float32", 400,
+         verify("weights,greedy,sampled"), read_json, verify_words),
     Part("profile", "step times", 300, profile, read_json, profile_words),
-    Part("speed", "with drafts against without", 480, speed, read_json, speed_words),
-    Part("train-openrlhf", "colocated, OpenRLHF's transport", 300, colocated("openrlhf"), read_run, run_words),
-    Part("train-buffer", "colocated, weight buffer", 300, colocated("buffer"), read_run, run_words),
     Part("memory", "drafts beside log-probabilities", 240, memory, read_json, memory_words, gpu_only=True),
 )  # fmt: skip
 

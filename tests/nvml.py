@@ -24,6 +24,7 @@ def nvmlDeviceGetHandleByIndex(number): return number
 def nvmlDeviceGetName(handle): return "Pretended GPU"
 def nvmlDeviceGetUUID(handle): return f"GPU-{{handle}}000"
 def nvmlDeviceGetMemoryInfo(handle): return Memory
+def nvmlDeviceGetUtilizationRates(handle): raise NVMLError
 def nvmlSystemGetDriverVersion(): return "{driver}"
 def nvmlDeviceGetP2PStatus(one, other, capability):
     there = LINKED if capability == NVML_P2P_CAPS_INDEX_NVLINK else sorted((one, other)) not in APART

@@ -17,7 +17,6 @@ from rhyme_openrlhf.cli.preflight_data import check_data
 from rhyme_openrlhf.cli.preflight_layouts import check_layouts
 from rhyme_openrlhf.cli.preflight_models import (
     PreflightError,
-    architecture_of,
     check_hybrid,
     check_model,
     check_profile,
@@ -100,7 +99,7 @@ def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[Layout
     check_tensor_parallel(args, config)
     check_profile(args, config, decided.drafting)
     check_source(args, config, decided)
-    args.drafting.runner, why = choose_runner(args, architecture_of(config), decided)
+    args.drafting.runner, why = choose_runner(decided, on_gpus)
     check_hybrid(args, config)
     _check_reallocation(args)
     layouts, said = check_layouts(args, config, on_gpus)

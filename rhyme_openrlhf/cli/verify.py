@@ -48,6 +48,7 @@ CHECKS = {
     "weights": "rhyme_openrlhf.verify.weights",
     "greedy": "rhyme_openrlhf.verify.greedy",
     "sampled": "rhyme_openrlhf.verify.sampled",
+    "proof": "rhyme_openrlhf.verify.proof",
     "speed": "rhyme_openrlhf.verify.speed",
     "memory": "rhyme_openrlhf.verify.memory",
 }
@@ -66,6 +67,7 @@ rhyme train, with the embedded model. About five minutes for the embedded model 
              lengths are the check's own; the trained model is thrown away.)
   greedy     is greedy output the same with drafts as without, whatever the history?
   sampled    do sampled tokens follow the model's own distribution with drafts?
+  proof      what a run's own engine proves of its drafts before its first sample, in its own number format
   speed      tokens a second with drafts and without, in turn (never fails)
   memory     is there room for weight versions, indexes and objects?
 
@@ -91,7 +93,6 @@ def _verify(argv: list[str]) -> int:
     progress = report.Progress()
     facts = gather()
     rows: list[Row] = []
-    engines: record.Engines | None = None
     if INSTALLS in chosen:
         rows += report.run_checks({INSTALLS: lambda: check_installs(facts)}, progress)
     others = [name for name in CHECKS if name in chosen]
@@ -102,8 +103,7 @@ def _verify(argv: list[str]) -> int:
     elif others:
         folder = Path(tempfile.mkdtemp(prefix="rhyme-verify-"))
         try:
-            found, engines = _run(others, train_argv, folder, progress)
-            rows += found
+            rows += _run(others, train_argv, folder, progress, lambda outcome: _note(facts, outcome))
         except BadInputError as error:
             return _refuse(str(error))
         finally:
@@ -112,7 +112,7 @@ def _verify(argv: list[str]) -> int:
                 print(f"\nlogs of the checks: {folder}")
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-    _finish(rows, facts, argv, Path(options.json), engines)
+    _finish(rows, facts, argv, Path(options.json))
     return 1 if report.failed(rows) else 0
 
 
@@ -172,16 +172,16 @@ def _never() -> Outcome:
 
 
 def _run(
-    names: Sequence[str], argv: list[str], folder: Path, progress: report.Progress
-) -> tuple[list[Row], record.Engines]:
-    """Return the outcomes of these checks, and the kind of their engines."""
+    names: Sequence[str], argv: list[str], folder: Path, progress: report.Progress, note: Callable[[Outcome], None]
+) -> list[Row]:
+    """Return the outcomes of these checks; each is noted at once, so that a killed verification loses none."""
     progress.enter("prepare")
     progress.say("arguments, model and prompts")
     from rhyme_openrlhf.platform import run_gpus
 
     bench = _bench(argv or demo.arguments(str(folder / "checkpoints"), run_gpus()), folder, progress)
     try:
-        return report.run_checks({name: _bound(CHECKS[name], bench) for name in names}, progress), bench.engines_kind
+        return report.run_checks({name: _bound(CHECKS[name], bench) for name in names}, progress, note=note)
     finally:
         bench.close()
 
@@ -203,7 +203,7 @@ def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
 
     try:
         prompts = preflight_data.some_prompts(checked.args, PROMPTS)
-        parameters, architecture = _model(checked.args)
+        parameters = _parameters(checked.args)
     except preflight.PreflightError as error:
         raise BadInputError(str(error)) from error
     inputs = Inputs(
@@ -212,18 +212,14 @@ def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
         settings=checked.settings,
         prompts=tuple(Prompt(text, tuple(tokens)) for text, tokens in prompts),
         parameters=parameters,
-        architecture=architecture,
         on_gpus=checked.on_gpus,
         folder=folder,
     )
     return Bench(inputs, progress.say)
 
 
-def _model(args: SimpleNamespace) -> tuple[int, str]:
-    """Return the model's parameters, counted from its configuration alone, and its architecture.
-
-    Raises PreflightError.
-    """
+def _parameters(args: SimpleNamespace) -> int:
+    """Return the model's parameters, counted from its configuration alone. Raises PreflightError."""
     import torch
     import transformers
 
@@ -239,15 +235,28 @@ def _model(args: SimpleNamespace) -> tuple[int, str]:
         raise preflight.PreflightError(
             f"--actor.model_name_or_path: {path} is no causal language model ({reason})"
         ) from error
-    return sum(parameter.numel() for parameter in model.parameters()), preflight.architecture_of(config)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path, engines: record.Engines | None) -> None:
-    """Show the table, write the JSON file and the record."""
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def _note(facts: Facts, outcome: Outcome) -> None:
+    """Write what a check proves or disproves to the record, unless engines may run on other machines."""
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    with contextlib.suppress(OSError):
+        # Without a place for it, the doctor goes on saying "unverified"; the report is given all the same.
+        known = record.read(record.path())
+        record.write(record.path(), record.update(known, facts.device, facts.versions, [outcome], _now()))
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path) -> None:
+    """Show the table, and write the JSON file."""
     about: dict[str, Any] = {
         "command": ["rhyme", "verify", *argv],
-        "date": date,
+        "date": _now(),
         "device": facts.device,
         "gpus": list(facts.torch.gpus),
         "driver": facts.driver,
@@ -265,9 +274,3 @@ def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path, engines:
         print(f"rhyme verify: {file} cannot be written: {error.strerror}", file=sys.stderr)
     if os.environ.get("RAY_ADDRESS"):
         print("nothing is noted for rhyme doctor: the engines of a cluster (RAY_ADDRESS) may run on other machines")
-        return
-    with contextlib.suppress(OSError):
-        # Without a place for it, the doctor goes on saying "unverified"; the report has been given all the same.
-        outcomes = [row.outcome for row in rows]
-        entries = record.update(facts.verified, facts.device, facts.versions, outcomes, date, engines)
-        record.write(record.path(), entries)

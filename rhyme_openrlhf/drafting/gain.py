@@ -104,6 +104,11 @@ class GainMeter:
         self._cycle = 0
         self._stretches = (_Stretch(), _Stretch(), _Stretch())
 
+    def stop(self) -> None:
+        """Leave drafts out of every step from now on, and compare nothing."""
+        self._switch(False)
+        self._period = 0
+
     def ask(self) -> Ticket:
         """Return the ticket of the next decode step."""
         number, self._asked = self._asked, self._asked + 1

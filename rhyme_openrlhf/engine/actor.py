@@ -90,7 +90,9 @@ def _method(actor: type, protocol: type, name: str) -> Any:
     return method
 
 
-@answering(calls.MeasuringCalls, calls.TurnCalls, calls.SampleCalls, calls.DeviceCalls, calls.AnswerCalls)
+@answering(
+    calls.MeasuringCalls, calls.ProofCalls, calls.TurnCalls, calls.SampleCalls, calls.DeviceCalls, calls.AnswerCalls
+)
 class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
     """One vLLM engine of a run.
 
@@ -141,7 +143,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         self.histories = Histories(HistoryFeed(workers, self.scheduler, rhyme.history.fetch_timeout_s))
         await self._start_the_rest()
         for part in self.parts.values():
-            part.has_started()
+            await part.has_started()
 
     async def _start(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], rhyme: RhymeSettings, ours: dict[str, Any]

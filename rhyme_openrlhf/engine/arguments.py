@@ -2,10 +2,9 @@
 
 Invariants:
 - Drafts are one-hot (greedy), for which vLLM's rejection sampling keeps the distribution.
-- Model runner V1 schedules synchronously wherever an engine drafts by vLLM's own methods or its samples move. Otherwise
-  drafts stay in the worker, where no scheduler can cut them. A scheduler that stops a sample must know every token,
-  too. (For `custom_class`, which history uses, vLLM chooses the same, unless `--drafting.runner` asks for V2, with
-  synchronous scheduling or without: patches/late_drafts.py.)
+- Model runner V1 schedules synchronously wherever an engine drafts by vLLM's own methods. Otherwise their drafts stay
+  in the worker, where no scheduler can cut them. It does so where layouts take turns, too. The second runner (V2)
+  schedules asynchronously (patches/late_drafts.py).
 - A draft model has the policy's tensor-parallel size, which vLLM demands.
 
 Checked against vLLM 0.29.0 `config/speculative.py`, `config/vllm.py`.
@@ -56,12 +55,12 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         return found | {"additional_config": own} | graph_arguments(rhyme.engine, longest)
     more: dict[str, Any] = {}
     runner = drafting.model_runner
-    if runner != V1:
+    if runner == V2_ASYNC:
         from rhyme_openrlhf.engine.patches import late_drafts
 
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
         own[RUNNER_KEY] = late_drafts.prepared(runner)
-        more["async_scheduling"] = runner == V2_ASYNC
+        more["async_scheduling"] = True
     return {
         "scheduler_cls": SCHEDULER,
         "additional_config": own,

@@ -4,7 +4,7 @@
    `SchedulerDrafting`, `SchedulerMoves`.
 2. Actor and scheduler call the workers, one process for each rank: `WorkerCalls`.
 3. Trainers, the samples' home, the pipeline and measurements call the actor, through Ray: `EngineCalls`, and by part
-   `MeasuringCalls`, `TurnCalls`, `SampleCalls`, `DeviceCalls`, `AnswerCalls`.
+   `MeasuringCalls`, `ProofCalls`, `TurnCalls`, `SampleCalls`, `DeviceCalls`, `AnswerCalls`.
 
 A call names the method of its protocol, never a string: `await engine.scheduler(SchedulerMoves.hold_room, room, 8)`,
 `await port.call(SampleCalls.hold_room, room, 8)`, `handle.hand_turn.remote(turn, 4, [])` where `handle` is an
@@ -30,9 +30,11 @@ from rhyme_openrlhf.engine.messages import (
     Loaded,
     News,
     Progress,
+    Proof,
     Request,
     Rest,
     RunningSamples,
+    Said,
     SampleRequest,
     Started,
     Stopped,
@@ -99,6 +101,7 @@ class SchedulerDrafting(Protocol):
     def take_decisions(self) -> dict[str, list[Any]]: ...
     def take_sentences(self) -> list[str]: ...
     def read_gain(self) -> dict[str, Any]: ...
+    def switch_drafts(self, on: bool) -> None: ...
 
 
 class SchedulerMoves(Protocol):
@@ -135,6 +138,7 @@ class WorkerCalls(Protocol):
     def rhyme_check_broadcast(self) -> None: ...
     def rhyme_node(self) -> str: ...
     def rhyme_hardware(self) -> str: ...
+    def rhyme_attention(self) -> str: ...
     def rhyme_padded_rows(self) -> list[int]: ...
     def rhyme_look_up_serially(self, serially: bool = True) -> None: ...
     def rhyme_kv_layout(self) -> dict[str, Any] | str: ...
@@ -244,6 +248,15 @@ class MeasuringCalls(Protocol):
     def step_times(self) -> str: ...
 
 
+class ProofCalls(Protocol):
+    """An engine that proves that its drafts change nothing."""
+
+    @_remote
+    def prove(self) -> Proof: ...
+    @_remote
+    def proof(self) -> Said | None: ...
+
+
 class TurnCalls(Protocol):
     """An engine of the streaming pipeline."""
 
@@ -351,7 +364,7 @@ class DeviceCalls(Protocol):
     def wake_kv(self) -> None: ...
 
 
-class EngineHandle(EngineCalls, MeasuringCalls, TurnCalls, SampleCalls, DeviceCalls, Protocol):
+class EngineHandle(EngineCalls, MeasuringCalls, ProofCalls, TurnCalls, SampleCalls, DeviceCalls, Protocol):
     """The Ray handle of a run's engine; which parts it has, the run's settings say (factory.py)."""
 
 
@@ -372,6 +385,10 @@ class AnswerCalls(Protocol):
     def facts(self) -> dict[str, Any]: ...
     @_remote
     def stop(self) -> None: ...
+
+
+class CheckedEngine(ProofCalls, AnswerCalls, Protocol):
+    """The Ray handle of an engine that checks drive."""
 
 
 def names(protocol: type) -> tuple[str, ...]:

@@ -20,8 +20,9 @@ from rhyme_openrlhf.engine.actor_parts.devices import Devices
 from rhyme_openrlhf.engine.actor_parts.measuring import Measuring
 from rhyme_openrlhf.engine.actor_parts.moves import Moves
 from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
+from rhyme_openrlhf.engine.actor_parts.proving import Proving
 from rhyme_openrlhf.engine.actor_parts.turns import Turns
-from rhyme_openrlhf.engine.calls import AnswerCalls, DeviceCalls, MeasuringCalls, SampleCalls, TurnCalls
+from rhyme_openrlhf.engine.calls import AnswerCalls, DeviceCalls, MeasuringCalls, ProofCalls, SampleCalls, TurnCalls
 
 # Every sample that an engine generates, and every prompt that waits for its turn, is a call; Ray's own limit is 1000.
 CALLS_AT_ONCE = 1_000_000
@@ -33,7 +34,7 @@ SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 def parts_of(engine: Engine) -> dict[type, Part]:
     """Return the parts of a run's engine, as its settings ask for them, by the calls that each answers."""
     rhyme = engine.rhyme
-    parts: dict[type, Part] = {MeasuringCalls: Measuring(engine)}
+    parts: dict[type, Part] = {MeasuringCalls: Measuring(engine), ProofCalls: Proving(engine)}
     turns = Turns(engine) if rhyme.histopipe.enable else None
     if turns is not None:
         parts[TurnCalls] = turns
@@ -45,7 +46,8 @@ def parts_of(engine: Engine) -> dict[type, Part]:
 
 def parts_of_checked(engine: Engine) -> dict[type, Part]:
     """Return the parts of an engine that checks drive: it answers requests in token ids."""
-    return {MeasuringCalls: Measuring(engine), AnswerCalls: Answers(engine)}
+    proving = Proving(engine, at_start=False)
+    return {MeasuringCalls: Measuring(engine), ProofCalls: proving, AnswerCalls: Answers(engine)}
 
 
 def parts_of_measured(engine: Engine) -> dict[type, Part]:

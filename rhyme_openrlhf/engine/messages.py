@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from rhyme_openrlhf.proof.judgement import Difference
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 # Key of vLLM's `SamplingParams.extra_args` under which a request brings what it has generated elsewhere: `Arrival`.
@@ -214,3 +215,28 @@ class Answer:
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """An engine's findings about its drafts. `problem`: a clause that says what they change, "" for nothing.
+
+    `by_batch_size`, `by_kind`: differences of log-probabilities from one row a sample, by other batch sizes, and by
+    drafts of each kind of history. `p_values`: of sampled tokens, by kind of draft.
+    """
+
+    problem: str
+    by_batch_size: Difference
+    by_kind: dict[str, Difference]
+    p_values: dict[str, float]
+    drafted: int
+    accepted: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Said:
+    """An engine's sentence on its drafts at its start, and whether it drafts."""
+
+    drafts: bool
+    text: str

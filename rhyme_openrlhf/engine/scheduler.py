@@ -209,7 +209,7 @@ class LateEngineScheduler(AsyncEngineScheduler):
             raise ValueError(
                 f"--drafting.runner v2-async goes with vLLM's executors {', '.join(late_drafts.EXECUTORS)} "
                 "(VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1), and this engine has another one "
-                f"('{parallel.distributed_executor_backend}'): take --drafting.runner v2"
+                f"('{parallel.distributed_executor_backend}'): take --drafting.runner v1"
             )
         if parallel.pipeline_parallel_size > 1:
             raise ValueError(

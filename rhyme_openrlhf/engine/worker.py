@@ -172,6 +172,12 @@ class WorkerExtension(_Base):
         """Return the name of what this worker computes on."""
         return hardware_name((torch.cuda.get_device_name(),) if gpu_present() else ())
 
+    def rhyme_attention(self) -> str:
+        """Return the names of the attention backends of this worker's layers."""
+        layers = self.vllm_config.compilation_config.static_forward_context.values()
+        backends = {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}
+        return ", ".join(sorted(backends))
+
 
 def _allocator() -> Any:
     from vllm.device_allocator.cumem import CuMemAllocator

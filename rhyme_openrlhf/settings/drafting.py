@@ -18,7 +18,7 @@ SOURCES = (HISTORY, NGRAM, DRAFT_MODEL, EAGLE3, *BOTH)
 WITH_MODEL = (DRAFT_MODEL, EAGLE3)
 # vLLM's model runners, and the choice that cli/preflight_runner.py makes of them.
 AUTO = "auto"
-V1, V2, V2_ASYNC = "v1", "v2", "v2-async"
+V1, V2_ASYNC = "v1", "v2-async"
 # What proposes in vLLM's worker; other sources propose in the scheduler.
 VLLM_METHODS = (NGRAM, *WITH_MODEL)
 
@@ -126,11 +126,10 @@ class DraftingSettings(Settings):
     )
     runner: str = option(
         AUTO,
-        "vLLM's model runner in engines that draft from history. 'auto': 'v1', but on a GPU 'v2' or 'v2-async' where "
-        "`rhyme verify` has passed with it, for the same model architecture. 'v2' is vLLM's own choice on a GPU for an "
-        "engine without drafts. With drafts its scheduling is synchronous, as in 'v1'; with 'v2-async' it stays "
-        "asynchronous, which was the fastest on an H200.",
-        choices=(AUTO, V1, V2, V2_ASYNC),
+        "vLLM's model runner in engines that draft from history. 'auto': 'v2-async' on GPUs, where each engine proves "
+        "that drafts change nothing before it drafts, and 'v1' elsewhere. 'v2-async' is vLLM's second model runner, "
+        "scheduled asynchronously, as vLLM runs an engine without drafts on a GPU.",
+        choices=(AUTO, V1, V2_ASYNC),
         expert=True,
     )
     probe_share: float = option(

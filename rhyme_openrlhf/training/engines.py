@@ -37,6 +37,7 @@ from ray.util.placement_group import placement_group, placement_group_table
 
 from rhyme_openrlhf.engine.calls import DeviceCalls, EngineHandle, RemoteMethod
 from rhyme_openrlhf.engine.factory import EngineFactory
+from rhyme_openrlhf.engine.messages import Said
 from rhyme_openrlhf.engine.port import MeasuredEngine
 from rhyme_openrlhf.engine_errors import EngineCallError, leave_out_lost
 from rhyme_openrlhf.latency import profile as profiles
@@ -67,8 +68,20 @@ def wait_for_engines(engines: list[EngineHandle], services: RunServices) -> None
         ray.get([engine.ready.remote() for engine in engines], timeout=limit)
     except ray.exceptions.GetTimeoutError:
         raise RuntimeError(f"waited {limit:g} s (--limits.stage_s) for {len(engines)} engines to start") from None
+    _tell_proofs(engines, services)
     took = time.monotonic() - started
     services.record(Note("info", f"all engines are ready ({took:.0f} s after the trainer)"), SOURCE)
+
+
+def _tell_proofs(engines: list[EngineHandle], services: RunServices) -> None:
+    """Say once what engines found of their drafts, and of which engines it is."""
+    found: dict[Said, list[int]] = {}
+    for number, said in enumerate(ray.get([engine.proof.remote() for engine in engines], timeout=CALL_SECONDS)):
+        if said is not None:
+            found.setdefault(said, []).append(number)
+    for said, numbers in found.items():
+        which = "all engines" if len(numbers) == len(engines) else f"engines {', '.join(map(str, numbers))}"
+        services.record(Note("info" if said.drafts else "warning", f"{which}: {said.text}"), SOURCE)
 
 
 def leave_out(engines: list[Any], services: RunServices) -> None:

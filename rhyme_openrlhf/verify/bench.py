@@ -18,7 +18,6 @@ from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.verify.engines import Engine, EnginePair, EnginePool
 from rhyme_openrlhf.verify.outcome import CheckSkipped, VerifyError
-from rhyme_openrlhf.verify.record import Engines
 
 # Long enough for drafts of every window up to the default's largest (32) to be accepted some times over.
 GREEDY_TOKENS = 160
@@ -39,7 +38,7 @@ class Prompt:
 class Inputs:
     """The user's input. `argv`: options of `rhyme train`; `folder`: for files.
 
-    `parameters`, `architecture`: of the model.
+    `parameters`: of the model.
     """
 
     argv: tuple[str, ...]
@@ -47,7 +46,6 @@ class Inputs:
     settings: RhymeSettings
     prompts: tuple[Prompt, ...]
     parameters: int
-    architecture: str
     on_gpus: bool
     folder: Path
 
@@ -60,12 +58,6 @@ class Bench:
         self.say = say
         self.engines = EnginePool(inputs.args, inputs.settings, inputs.on_gpus)
         self._greedy: tuple[EnginePair, list[Answer]] | None = None
-
-    @property
-    def engines_kind(self) -> Engines:
-        """The kind of the engines that draft here, for the record."""
-        runner = self.inputs.settings.drafting.model_runner
-        return Engines(runner, self.inputs.architecture, self.inputs.args.vllm.tensor_parallel_size)
 
     def lossless_pair(self) -> EnginePair:
         """Return the engines for checks of equality: in fp32 where two such models fit, else in the run's number

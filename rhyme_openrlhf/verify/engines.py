@@ -33,9 +33,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
 from rhyme_openrlhf.engine.actor_parts.part import Part
-from rhyme_openrlhf.engine.calls import AnswerCalls
+from rhyme_openrlhf.engine.calls import CheckedEngine
 from rhyme_openrlhf.engine.factory import EngineFactory, parts_of_checked
-from rhyme_openrlhf.engine.messages import Answer, Request
+from rhyme_openrlhf.engine.messages import Answer, Proof, Request
 from rhyme_openrlhf.run.process_logs import core_error
 from rhyme_openrlhf.run.resources import SPARE_CPUS
 from rhyme_openrlhf.settings.config import RhymeSettings
@@ -79,7 +79,7 @@ class EngineFacts:
 class Engine:
     """One running engine; plain calls that wait."""
 
-    def __init__(self, actor: AnswerCalls) -> None:
+    def __init__(self, actor: CheckedEngine) -> None:
         self.actor = actor
         self.facts = EngineFacts(**wait(actor.facts.remote(), CALL_SECONDS, "an engine to describe itself"))
 
@@ -92,6 +92,10 @@ class Engine:
         """Return the model's distribution after `prompt`, float64[vocabulary]."""
         asked = self.actor.next_token_log_probs.remote(list(prompt))
         return np.exp(wait(asked, CALL_SECONDS, "a distribution over the vocabulary"))
+
+    def prove(self) -> Proof:
+        """Return the engine's proof of its drafts, made now."""
+        return wait(self.actor.prove.remote(), ANSWER_SECONDS, "an engine to prove its drafts")
 
     def install(self, history: str, index: np.ndarray) -> None:
         """Let requests of `history` draft from `index`. Raises VerifyError if the engine refuses it."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from rhyme_openrlhf.engine.messages import Answer
 from rhyme_openrlhf.history.index import build_index
+from rhyme_openrlhf.proof.histories import KINDS, history
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate
 from rhyme_openrlhf.telemetry.wording import percent
 from rhyme_openrlhf.verify.bench import EXACT_DTYPE, Bench, installed, need_text_prompts
-from rhyme_openrlhf.verify.histories import KINDS, history
 from rhyme_openrlhf.verify.outcome import CheckSkipped, Outcome, Result
 
 WHAT = "greedy output with drafts = without"

@@ -27,7 +27,7 @@ class Outcome:
 
     `what` was checked; `why` explains a result other than "ok"; `lines` are the measured figures as a person reads
     them, `figures` all of them as plain JSON values. `proves` names what this outcome proves when it is "ok", and
-    disproves when it failed (verify/record.py::FEATURES). `speed`: tokens per second with drafts / those without.
+    disproves when it failed (verify/record.py::FEATURES).
     """
 
     what: str
@@ -36,7 +36,6 @@ class Outcome:
     lines: Sequence[str] = ()
     figures: dict[str, Any] = field(default_factory=dict)
     proves: str = ""
-    speed: float | None = None
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,18 @@ class Progress:
 
 
 def run_checks(
-    checks: Mapping[str, Callable[[], Outcome]], progress: Progress, stop: Callable[[str], str] = lambda name: ""
+    checks: Mapping[str, Callable[[], Outcome]],
+    progress: Progress,
+    stop: Callable[[str], str] = lambda name: "",
+    note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Row]:
-    """Run each check; `stop(name)` may give a reason to skip it."""
+    """Run each check; `stop(name)` may give a reason to skip it, and `note` is told each outcome when it is there."""
     rows = []
     for name, check in checks.items():
         progress.enter(name)
         started = time.monotonic()
         outcome = skipped(name, reason) if (reason := stop(name)) else attempt(name, check)
+        note(outcome)
         rows.append(Row(name, outcome, time.monotonic() - started))
         why = f": {outcome.why}" if outcome.result in ("failed", "skipped") else ""
         progress.say(f"{outcome.result} after {duration(rows[-1].seconds)}{why}")

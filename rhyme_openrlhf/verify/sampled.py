@@ -16,10 +16,10 @@ import numpy as np
 
 from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.history.index import build_index
+from rhyme_openrlhf.proof.chi_square import P_VALUE_FLOOR, ChiSquare, chi_square
+from rhyme_openrlhf.proof.histories import draft_of
 from rhyme_openrlhf.verify.bench import Bench, Prompt, installed, need_text_prompts
-from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, ChiSquare, chi_square
 from rhyme_openrlhf.verify.engines import EnginePair
-from rhyme_openrlhf.verify.histories import draft_of
 from rhyme_openrlhf.verify.outcome import CheckSkipped, Outcome, Result, VerifyError
 
 WHAT = "sampled tokens with drafts follow the model"

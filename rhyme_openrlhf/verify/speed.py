@@ -120,7 +120,7 @@ def run(bench: Bench) -> Outcome:
             "speculating": [dataclasses.asdict(r) for r in speculating],
         },
     }
-    return Outcome(WHAT, "informative", UPPER_BOUND, [*_lines(found), pair.chosen], figures, speed=found.ratio)
+    return Outcome(WHAT, "informative", UPPER_BOUND, [*_lines(found), pair.chosen], figures)
 
 
 def timed(engine: Engine, requests: Sequence[Request]) -> tuple[Round, list[Answer]]:

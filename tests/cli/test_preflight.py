@@ -14,7 +14,7 @@ from transformers import AutoConfig, get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.cli import preflight, preflight_models, preflight_runner, train_ppo_ray, upstream
+from rhyme_openrlhf.cli import preflight, preflight_models, train_ppo_ray, upstream
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import model_name
@@ -143,7 +143,7 @@ REFUSED = (
     ),
     ("--drafting.source eagle3 --drafting.model {there}/head", "runs on GPUs only"),
     ("--drafting.source ngram --no-histospec.enable", "needs speculation"),
-    ("--drafting.runner v2", "needs a GPU"),
+    ("--drafting.runner v2-async", "needs a GPU"),
     ("--train.colocate_all --vllm.num_engines 1 --weights.transport openrlhf", "needs GPUs.*by CUDA IPC"),
     ("--reallocation.enable --vllm.num_engines 1", "needs two engines"),
     ("--reallocation.enable --latency.profile none", "needs step times .* or the number as"),
@@ -177,12 +177,13 @@ REFUSED_ON_GPUS = (
         "--ds.lora.rank 8 --ds.load_in_4bit --weights.transport buffer",
         "--ds.load_in_4bit does not go with --ds.lora.rank: ",
     ),
-    ("--drafting.runner v2 --tp_switch.enable --vllm.num_engines 2", "v2 goes with no TP switches"),
-    ("--drafting.runner v2 --no-histospec.enable", "that speculate"),
+    ("--drafting.runner v2-async --tp_switch.enable --vllm.num_engines 2", "v2-async goes with no TP switches"),
+    ("--drafting.runner v2-async --no-histospec.enable", "that speculate"),
     (
         "--drafting.runner v2-async --emulate.profile {there}/right.json",
-        "v2-async does not go with --emulate.profile.* v2$",
+        "v2-async does not go with --emulate.profile",
     ),
+    ("--drafting.runner v2-async --run.reproducible", "v2-async does not go with --run.reproducible: "),
 )
 PASSES = (
     "",
@@ -199,11 +200,9 @@ PASSES_ON_GPUS = (
     "--ds.lora.rank 8 --move.enable",
     "--ds.load_in_4bit",
     "--drafting.source eagle3 --drafting.model {there}/head",
-    "--drafting.runner v2",
+    "--drafting.runner v2-async",
     "--drafting.runner v2-async --reallocation.enable",
-    "--drafting.runner v2 --vllm.tensor_parallel_size 2",
     "--drafting.runner v2-async --vllm.tensor_parallel_size 2",
-    "--drafting.runner v2 --emulate.profile {there}/right.json",
 )
 
 
@@ -211,7 +210,6 @@ PASSES_ON_GPUS = (
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of which all that decides by GPUs says that it has some."""
     monkeypatch.setattr(preflight_models, "gpu_present", lambda: True)
-    monkeypatch.setattr(preflight_runner, "gpu_present", lambda: True)
 
 
 def refusal(tmp_path: Path, there: Path, flags: str, on_gpus: bool) -> str:

@@ -24,7 +24,6 @@ class Bench:
     """Stands for what the checks work on."""
 
     closed = 0
-    engines_kind = record.Engines("v1", "Model", 1)
 
     def close(self) -> None:
         type(self).closed += 1
@@ -103,15 +102,19 @@ def test_a_failing_check_stops_no_other_and_is_told_by_exit_code_and_record(
     machine["folder"].rmdir()
 
 
-def test_what_is_proved_with_the_second_runner_is_noted_apart(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Bench, "engines_kind", record.Engines("v2", "Model", 1))
-    machine["results"] = {"speed": Outcome("speed", "informative", "why", speed=1.5)}
-    assert verify.main([]) == 0
+def test_what_was_proved_before_a_kill_is_on_record(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verify.importlib.import_module
+
+    def module(name: str) -> Any:
+        if name.endswith("speed"):
+            sys.exit(verify.KILLED)
+        return found(name)
+
+    monkeypatch.setattr(verify.importlib, "import_module", module)
+    with pytest.raises(SystemExit):
+        verify.main([])
     (entry,) = record.read(record.path())
-    assert "proof-greedy with v2, Model, TP 1" in entry.proofs and "proof-greedy" not in entry.proofs
-    assert entry.speeds == {"v2, Model, TP 1": 1.5}
+    assert set(entry.proofs) == {"proof-weights", "proof-greedy", "proof-sampled", "proof-proof"}
 
 
 def test_some_checks_alone_with_the_users_options(machine: dict[str, Any], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_eagle_is_asked_for_as_vllm_wants_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_second_runner_is_asked_for_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arguments(monkeypatch, runner="v2")["speculative_config"]["method"] == "custom_class"
+    assert arguments(monkeypatch, runner="v2-async")["speculative_config"]["method"] == "custom_class"
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 

@@ -29,6 +29,7 @@ def answering() -> dict[type, Any]:
     from rhyme_openrlhf.engine.actor_parts.devices import Devices
     from rhyme_openrlhf.engine.actor_parts.measuring import Measuring
     from rhyme_openrlhf.engine.actor_parts.moves import Moves
+    from rhyme_openrlhf.engine.actor_parts.proving import Proving
     from rhyme_openrlhf.engine.actor_parts.turns import Turns
     from rhyme_openrlhf.engine.scheduler_parts import moves as scheduler_moves
     from rhyme_openrlhf.engine.scheduler_parts.clock import Timing
@@ -44,6 +45,7 @@ def answering() -> dict[type, Any]:
         calls.WorkerCalls: WorkerExtension,
         calls.EngineCalls: RhymeRolloutActor,
         calls.MeasuringCalls: Measuring,
+        calls.ProofCalls: Proving,
         calls.TurnCalls: Turns,
         calls.SampleCalls: Moves,
         calls.DeviceCalls: Devices,

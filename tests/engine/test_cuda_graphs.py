@@ -33,8 +33,7 @@ from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 
 drafting, plain = RhymeSettings(), RhymeSettings(histospec=HistoSpecSettings(enable=False))
 ngram = RhymeSettings(drafting=DraftingSettings(source="ngram"))
-second = RhymeSettings(drafting=DraftingSettings(runner="v2"))
-second_async = RhymeSettings(drafting=DraftingSettings(runner="v2-async"))
+second = RhymeSettings(drafting=DraftingSettings(runner="v2-async"))
 turns = dataclasses.replace(plain, tp_switch=TpSwitchSettings(enable=True))
 steps = [Step(*step) for step in {STEPS!r}]
 default = {{"compilation_config": {{}}}}
@@ -65,7 +64,7 @@ found = dict(
     wide=wide(), eager=wide(enforce_eager=True),
     # These set which runner all processes use from then on.
     moving=facts(engine_config(plain, moving=True)), turns=facts(engine_config(turns, moving=True)),
-    moving_second=facts(engine_config(second_async, moving=True)), ngram=facts(engine_config(ngram)),
+    moving_second=facts(engine_config(second, moving=True)), ngram=facts(engine_config(ngram)),
     second=facts(engine_config(second)), second_rows=rows(engine_config(second)),
 )
 json.dump(found, sys.stdout)
@@ -101,7 +100,7 @@ def test_steps_are_padded_little(on_gpu: dict[str, Any]) -> None:
 
 def test_the_second_runner_has_one_graph_for_each_step_with_drafts(on_gpu: dict[str, Any]) -> None:
     ours = on_gpu["second"]
-    assert (ours["v2"], ours["scheduling"], ours["mode"]) == (True, "sync", "FULL_AND_PIECEWISE")
+    assert (ours["v2"], ours["scheduling"], ours["mode"]) == (True, "async", "FULL_AND_PIECEWISE")
     assert ours["sizes"] == ours["resolved"]
     assert on_gpu["second_rows"]["FULL"] == on_gpu["second_rows"]["steps"] == len(STEPS)
     assert on_gpu["second_rows"]["computed"] == on_gpu["rows"]["computed"]

@@ -28,11 +28,11 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.prompt_keys import prompt_key, round_key
+from rhyme_openrlhf.proof.chi_square import chi_square
+from rhyme_openrlhf.proof.histories import KINDS, history
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.run import RunSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
-from rhyme_openrlhf.verify.chi_square import chi_square
-from rhyme_openrlhf.verify.histories import KINDS, history
 from tests.engine.actors import Actor, MadeUpWorker, an_actor
 from tests.engine.sampling_distribution import log_probabilities
 

@@ -19,11 +19,11 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.engine.requests import TRACE, UNCOUNTED
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.latency.profile import to_text
+from rhyme_openrlhf.proof.chi_square import P_VALUE_FLOOR, chi_square
+from rhyme_openrlhf.proof.histories import KINDS, draft_of, history
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.telemetry.events import DraftBudget
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, tokens_per_step
-from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square
-from rhyme_openrlhf.verify.histories import KINDS, draft_of, history
 from tests.latency import formula
 
 TASKS = sorted(path.name for path in embedded.DATA.glob("*_train.jsonl"))

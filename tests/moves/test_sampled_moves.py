@@ -18,8 +18,8 @@ import pytest
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.mover import Mover
+from rhyme_openrlhf.proof.chi_square import P_VALUE_FLOOR, chi_square
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
-from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square
 from tests.moves.engines import Engines, request
 
 pytestmark = pytest.mark.slow

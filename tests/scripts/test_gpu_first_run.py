@@ -35,11 +35,11 @@ def test_results_of_two_calls_are_one_file_and_one_table(tmp_path: Path, starts_
     assert found["machine"]["versions"]["python"]
 
     # No time for what was asked for: it is said, and what was found before is kept.
-    done, found = run(out, "--only", "weights,doctor", "--seconds", "0")
+    done, found = run(out, "--only", "proof,doctor", "--seconds", "0")
     assert done.returncode == 1
-    assert found["parts"]["weights"]["state"] == "left" and found["parts"]["doctor"]["figures"]["checks"]
+    assert found["parts"]["proof"]["state"] == "left" and found["parts"]["doctor"]["figures"]["checks"]
     rows = out.with_suffix(".md").read_text()
-    assert "| doctor | what is installed | ok |" in rows and "| weights |" in rows and "no time was left" in rows
+    assert "| doctor | what is installed | ok |" in rows and "| proof |" in rows and "no time was left" in rows
 
 
 def part(script: Any, name: str, program: str, limit_s: float = 30) -> Any:
@@ -110,7 +110,7 @@ def test_results_of_another_device_are_refused(
 
 def test_an_unknown_part_is_refused(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--only", "doctor,wheels"]) == 2
-    assert "wheels: there is no such part; there are: doctor, weights" in capsys.readouterr().err
+    assert "wheels: there is no such part; there are: doctor, proof" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -119,8 +119,12 @@ def test_every_part_runs_here(tmp_path: Path, starts_e2e: None, starts_ray: None
     done, found = run(tmp_path / "found.json", "--tiny")
     assert {name: part["why"] for name, part in found["parts"].items() if part["state"] == "failed"} == {}
     assert done.returncode == 0, done.stderr
-    loads = found["parts"]["speed"]["figures"]["loads"]
-    assert [load["running"] for load in loads] == [1, 4] and all(load["tokens_per_step"] > 1 for load in loads)
+    for name in ("speed-1.7b", "speed-8b"):
+        loads = found["parts"][name]["figures"]["loads"]
+        assert [load["running"] for load in loads] == [4, 1] and all(load["tokens_per_step"] > 1 for load in loads)
+    assert found["parts"]["proof"]["figures"]["checks"][0]["result"] == "ok"
+    assert {row["carrier"] for row in found["parts"]["moves"]["figures"]["rows"]} == {"kv_transfer", "recompute"}
+    assert found["parts"]["real-model"]["figures"]["plain"]["steps"]
     for name in ("train-openrlhf", "train-buffer"):
         assert [step["epoch"] for step in found["parts"][name]["figures"]["steps"]] == [1, 2]
 

@@ -7,18 +7,7 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.verify.outcome import Outcome, Result
-from rhyme_openrlhf.verify.record import (
-    Engines,
-    Entry,
-    entry_of,
-    installed,
-    path,
-    read,
-    update,
-    verified_on,
-    with_speeds,
-    write,
-)
+from rhyme_openrlhf.verify.record import Entry, entry_of, path, read, update, verified_on, write
 
 VERSIONS = {"rhyme-openrlhf": "0.1.0", "openrlhf": "0.11.2", "vllm": "0.29.0", "torch": "2.13.0", "numpy": "2.3.0"}
 GREEDY, SAMPLED = "lossless-greedy", "lossless-sampled"
@@ -51,31 +40,9 @@ def test_other_versions_of_what_decides_start_anew_and_other_devices_stay() -> N
     assert entry_of(entries, "CPU", VERSIONS).proofs == {GREEDY: "2026-01-02"} and len(entries) == 2
 
 
-def test_the_second_runner_has_proofs_of_its_own() -> None:
-    v2 = Engines("v2", "A", 1)
-    entries = update([], "H", VERSIONS, [outcome(GREEDY, "ok"), outcome(SAMPLED, "ok")], "2026-01-02")
-    entries = update(entries, "H", VERSIONS, [outcome(GREEDY, "failed")], "2026-01-03", v2)
-    assert verified_on("history speculation", entry_of(entries, "H", VERSIONS).proofs) == "2026-01-02"
-    entries = update([], "H", VERSIONS, [outcome(GREEDY, "ok")], "2026-01-02", v2)
-    entries = update(entries, "H", VERSIONS, [outcome(SAMPLED, "ok")], "2026-01-02")
-    # One with each is no whole proof.
-    assert verified_on("history speculation", entry_of(entries, "H", VERSIONS).proofs) == ""
-    entries = update(entries, "H", VERSIONS, [outcome(SAMPLED, "ok")], "2026-01-04", v2)
-    assert verified_on("history speculation", entry_of(entries, "H", VERSIONS).proofs) == "2026-01-04"
-
-
-def test_speeds_are_kept_by_engines() -> None:
-    v1, v2 = Engines("v1", "A", 1), Engines("v2", "A", 1)
-    entries = update([], "H", VERSIONS, [Outcome("speed", "informative", speed=1.1)], "2026-01-02", v1)
-    assert entry_of(entries, "H", VERSIONS).speeds == {"v1, A, TP 1": 1.1}
-    entries = with_speeds([Entry("H", installed(), {GREEDY: "2026-01-01"}, {"v1, A, TP 1": 1.1})], "H", {v2: 1.3})
-    found = entry_of(entries, "H", installed())
-    assert found.speeds == {"v1, A, TP 1": 1.1, "v2, A, TP 1": 1.3} and found.proofs
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "new" / "verified.json"
-    entries = [Entry("H", {"torch": "2.13.0"}, {GREEDY: "2026-01-01"}, {"v2, A, TP 1": 1.2})]
+    entries = [Entry("H", {"torch": "2.13.0"}, {GREEDY: "2026-01-01"})]
     write(file, entries)
     assert read(file) == entries
     assert [found.name for found in file.parent.iterdir()] == ["verified.json"]

@@ -11,8 +11,8 @@ pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
 from rhyme_openrlhf.engine.messages import Answer
+from rhyme_openrlhf.proof.chi_square import chi_square
 from rhyme_openrlhf.verify.bench import Prompt
-from rhyme_openrlhf.verify.chi_square import chi_square
 from rhyme_openrlhf.verify.outcome import CheckSkipped
 from rhyme_openrlhf.verify.sampled import SAMPLES, Trial, choose_context, judge
 

@@ -38,7 +38,7 @@ class Answers(Part):
             # In this process, from which all of vLLM's processes get their environment.
             os.environ.update(EXACT_PRODUCTS)
 
-    def has_started(self) -> None:
+    async def has_started(self) -> None:
         """Seed no request."""
         self.engine.seeds = Seeds(0, reproducible=False)
 

@@ -102,7 +102,7 @@ class Moves(Part):
         """Return vLLM's arguments of an engine whose samples can move."""
         return moving_arguments(self.engine.rhyme)
 
-    def has_started(self) -> None:
+    async def has_started(self) -> None:
         """Take up vLLM's frontend."""
         self._outputs = ResumedOutputs(self.engine.llm)
 

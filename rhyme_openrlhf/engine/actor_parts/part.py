@@ -130,7 +130,7 @@ class Part:
     ) -> None:
         """Do what comes before the engine's own start; `start` begins an engine of other settings and arguments."""
 
-    def has_started(self) -> None:
+    async def has_started(self) -> None:
         """React to the engine's start, after its first requests were answered."""
 
     def sample_started(self, request_id: str) -> None:

@@ -87,7 +87,7 @@ class Turns(Part):
         self._tail = False
         self._taking = asyncio.Lock()
 
-    def has_started(self) -> None:
+    async def has_started(self) -> None:
         """Begin to note time with causes of its own."""
         self.engine.timeline = CausedTimeline(time.time())
 

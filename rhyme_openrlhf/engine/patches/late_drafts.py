@@ -39,7 +39,6 @@ from rhyme_openrlhf.drafting.planner import Cut
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.engine.patches import second_runner
 from rhyme_openrlhf.engine.patches.second_runner import METHOD
-from rhyme_openrlhf.settings.drafting import V2_ASYNC
 
 # Where a configuration has the engine's `Late`, and an executor the output of its last step.
 LATE, SAMPLED = "rhyme_late", "rhyme_sampled"
@@ -163,10 +162,9 @@ class RunnerName(str):
 
 
 def prepared(runner: str) -> RunnerName:
-    """Let vLLM's configuration have this runner, V2 or V2_ASYNC, in this process."""
+    """Let vLLM's configuration have the second runner, and schedule it asynchronously, in this process."""
     second_runner.apply()
-    if runner == V2_ASYNC:
-        allow()
+    allow()
     return RunnerName(runner)
 
 

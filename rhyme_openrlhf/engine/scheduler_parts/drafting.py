@@ -174,6 +174,13 @@ class Drafting(Part):
         found = self.gain.now()
         return dataclasses.asdict(found) if found is not None else {}
 
+    def switch_drafts(self, on: bool) -> None:
+        """Draft, from nothing known so far, while no request runs; or leave drafts out until the next such call."""
+        if on:
+            self.use(SOURCES[self.settings.source](self.histospec, self.settings))
+        else:
+            self.gain.stop()
+
     # --- a decode step, from its drafts to what became of them
 
     def draft(self, proposed: DraftTokenIds) -> None:

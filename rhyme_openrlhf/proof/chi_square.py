@@ -98,3 +98,22 @@ def tail(statistic: float, degrees: int) -> float:
         if abs(d * c - 1) < PRECISION:
             break
     return min(1.0, scale * fraction)
+
+
+def alike(one: Sequence[int], other: Sequence[int]) -> ChiSquare:
+    """Test two samples' counts [n] of the same values for one common distribution (Pearson's test of homogeneity).
+
+    Values too rare in both together are one class.
+    """
+    counts = np.asarray([one, other], dtype=float)
+    totals = counts.sum(axis=1)
+    if not totals.all():
+        return ChiSquare(0.0, 0, None, int(totals.sum()))
+    shares = totals / totals.sum()
+    common = counts.sum(axis=0) * shares.min() >= LEAST_EXPECTED
+    seen = np.column_stack([counts[:, common], counts[:, ~common].sum(axis=1)])
+    seen = seen[:, seen.sum(axis=0) > 0]
+    wanted = shares[:, None] * seen.sum(axis=0)
+    statistic = float(((seen - wanted) ** 2 / wanted).sum())
+    degrees = seen.shape[1] - 1
+    return ChiSquare(statistic, degrees, tail(statistic, degrees) if degrees else None, int(totals.sum()))

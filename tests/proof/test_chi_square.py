@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.verify.chi_square import chi_square, tail
+from rhyme_openrlhf.proof.chi_square import alike, chi_square, tail
 
 PROBABILITIES = np.array([0.4, 0.3, 0.2, 0.09, 0.01, 1e-9, 0.0])
 
@@ -63,3 +63,30 @@ def test_rare_values_are_one_class() -> None:
     probabilities = [0.5, 0.47, *[0.001] * 30]
     result = chi_square(counts(np.array(probabilities), 1000, seed=3), probabilities)
     assert result.degrees == 2 and result.observations == 1000
+
+
+def test_two_samples_of_one_distribution_are_alike_and_of_two_are_not() -> None:
+    chance = np.random.default_rng(3)
+    shares = np.array([0.5, 0.3, 0.15, 0.04, 0.005, 0.005])
+    one, other = (chance.multinomial(total, shares).tolist() for total in (1000, 900))
+    found = alike(one, other)
+    assert found.p_value is not None and found.p_value > 0.01 and found.observations == 1900
+    shifted = chance.multinomial(1000, np.roll(shares, 1)).tolist()
+    assert (alike(one, shifted).p_value or 0) < 1e-50
+    # As scipy.stats.chi2_contingency([[30, 70], [50, 50]], correction=False).
+    assert alike([30, 70], [50, 50]).p_value == pytest.approx(0.00389, abs=1e-5)
+
+
+@pytest.mark.parametrize("pair", [([5, 0], [9, 0]), ([0, 0], [5, 4]), ([], [])])
+def test_where_nothing_can_be_compared_there_is_no_chance(pair: tuple[list[int], list[int]]) -> None:
+    assert alike(*pair).p_value is None
+
+
+def test_false_alarms_are_as_rare_as_they_say() -> None:
+    chance = np.random.default_rng(5)
+    shares = np.array([0.6, 0.2, 0.1, 0.05, 0.03, 0.01, 0.01])
+    p_values = [
+        alike(chance.multinomial(400, shares).tolist(), chance.multinomial(500, shares).tolist()).p_value or 1.0
+        for _ in range(400)
+    ]
+    assert 5 <= sum(p < 0.05 for p in p_values) <= 40

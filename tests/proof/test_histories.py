@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rhyme_openrlhf.history.index import DraftIndex, build_index
-from rhyme_openrlhf.verify.histories import KINDS, RIGHT_START, STALE_EVERY, draft_of, history
+from rhyme_openrlhf.proof.histories import KINDS, RIGHT_START, STALE_EVERY, draft_of, history
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 RESPONSE = [8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3]
