@@ -4,7 +4,7 @@
     python benchmarks/real_shape.py qwen3-8b FOLDER
 
 Drafts fit the embedded model's tasks, so what they gain can be measured with it. But it has 1 M parameters and a
-vocabulary of 128: the language model's head and the sampler cost nothing there. This makes a Qwen3 of a real one's size:
+vocabulary of 128: the language model's head and the sampler cost nothing there. This makes a Qwen3 of a real size:
 152K tokens, 8 key and value heads of 128. Nothing is downloaded.
 
 How it answers alike (in exact numbers; in 16 bits a near tie may end otherwise):
@@ -13,7 +13,7 @@ How it answers alike (in exact numbers; in 16 bits a near tie may end otherwise)
 - Of a head of 128, pairs of places turn at 64 speeds, of one of 32 at 16: every fourth speed is the same one.
 - What heads, neurons and layers beyond the embedded model's compute is random, and multiplied by zero behind it. So
   they cost what they cost in a real model.
-- Tokens beyond the embedded vocabulary are never the answer: one place of the vector is the same for each token, and
+- Tokens beyond the embedded vocabulary are never the answer. One place of the vector is the same for each token, and
   their rows of the head make a low number of it.
 """
 

@@ -15,13 +15,13 @@ NVML_P2P_CAPS_INDEX_WRITE, NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 1, 2
 GPUS, APART, LINKED = {gpus}, {apart}, {nvlinked}
 
 class NVMLError(Exception): pass
-class Memory: total, used = {memory}, 0
+class Memory: total, used = {memory}, {used}
 
 def nvmlInit():
     if not GPUS: raise NVMLError("no driver")
 def nvmlDeviceGetCount(): return GPUS
 def nvmlDeviceGetHandleByIndex(number): return number
-def nvmlDeviceGetName(handle): return "Pretended GPU"
+def nvmlDeviceGetName(handle): return {names}[handle % len({names})]
 def nvmlDeviceGetUUID(handle): return f"GPU-{{handle}}000"
 def nvmlDeviceGetMemoryInfo(handle): return Memory
 def nvmlDeviceGetUtilizationRates(handle): raise NVMLError
@@ -38,13 +38,16 @@ def written(
     gpus: int = 1,
     driver: str = "580.65.06",
     memory: int = 80 * 2**30,
+    used: int = 0,
+    names: Sequence[str] = ("Pretended GPU",),
     apart: Sequence[Sequence[int]] = (),
     nvlinked: bool = False,
 ) -> Path:
     """Return a folder with the module, for the path of processes that are to have these GPUs."""
     place = folder / "nvml"
     place.mkdir()
-    given = {"gpus": gpus, "driver": driver, "memory": memory, "apart": [list(pair) for pair in apart]}
+    given = {"gpus": gpus, "driver": driver, "memory": memory, "used": used, "names": list(names)}
+    given |= {"apart": [list(pair) for pair in apart]}
     (place / "pynvml.py").write_text(_MODULE.format(**given, nvlinked=nvlinked))
     return place
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +30,15 @@ SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node of a run. `broken`: why its GPUs cannot train, "" where they can; sizes in bytes, `shm` of /dev/shm."""
+    """A node of a run. `broken`: why its GPUs cannot train, "" where they can; sizes in bytes, `shm` of /dev/shm.
+
+    `kinds`: the names of its GPUs, each once.
+    """
 
     broken: str
     gpu_memory: int | None
     shm: int
+    kinds: tuple[str, ...] = ()
 
 
 def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
@@ -59,6 +64,8 @@ def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
     if on_gpus and cluster:
         said += check_nodes(args, may_grow=bool(waits))
     elif on_gpus:
+        said.append(_unlike(nvidia.kinds(found)))
+        _check_others(args, found)
         _check_compiler()
         _check_memory(args, resources.layout_of(args), nvidia.smallest_memory(found))
     return ". ".join(filter(None, said))
@@ -121,6 +128,30 @@ def _across_nodes(args: SimpleNamespace, nodes: list[int]) -> str:
     )
 
 
+def _unlike(kinds: Sequence[str]) -> str:
+    """Return a sentence where engines may run on GPUs of several kinds; "" for one kind."""
+    if len(kinds) < 2:
+        return ""
+    return (
+        f"the run's GPUs are of {len(kinds)} kinds ({', '.join(kinds)}): decode steps are measured on the first "
+        "engine's, and by them every engine plans its drafts at first"
+    )
+
+
+def _check_others(args: SimpleNamespace, found: nvidia.Driver) -> None:
+    """Raise PreflightError where other programs leave too few GPUs with the memory that an engine takes."""
+    share = args.vllm.gpu_memory_utilization
+    busy = [(n, gpu) for n, gpu in enumerate(found.gpus) if gpu.memory - gpu.used < share * gpu.memory]
+    if not busy or len(found.gpus) - len(busy) >= required_gpus(args):
+        return
+    number, gpu = busy[0]
+    raise PreflightError(
+        f"GPU {number} ({gpu.name}): other programs hold {resources.memory(gpu.used)} of "
+        f"{resources.memory(gpu.memory)}, and an engine takes {share:g} of all (--vllm.gpu_memory_utilization): "
+        f"end them, name other GPUs in {nvidia.VISIBLE}, or lower the share"
+    )
+
+
 def _check_compiler() -> None:
     import torch
 
@@ -162,7 +193,8 @@ def facts() -> NodeFacts:
         broken = nvidia.unusable([gpu.name for gpu in found.gpus], found.version, cuda)
     else:
         broken = _no_compiler(cuda)
-    return NodeFacts(broken, nvidia.smallest_memory(found), shutil.disk_usage(resources.SHM).total)
+    shm = shutil.disk_usage(resources.SHM).total
+    return NodeFacts(broken, nvidia.smallest_memory(found), shm, tuple(nvidia.kinds(found)))
 
 
 def check_nodes(args: SimpleNamespace, timeout_s: float = ANSWER_SECONDS, may_grow: bool = False) -> list[str]:
@@ -170,11 +202,14 @@ def check_nodes(args: SimpleNamespace, timeout_s: float = ANSWER_SECONDS, may_gr
 
     `may_grow`: the run waits for nodes anyway, which may be other ones, so nothing is refused.
     """
-    judged = [(node, gpus, _problem(args, answer)) for node, gpus, answer in _answers(timeout_s)]
+    answers = _answers(timeout_s)
+    judged = [(node, gpus, _problem(args, answer)) for node, gpus, answer in answers]
     problems = [f"node {node}: {problem}" for node, _, problem in judged if problem]
     if problems and not may_grow and sum(gpus for _, gpus, problem in judged if not problem) < required_gpus(args):
         raise PreflightError(problems[0])
-    return [f"{problem} (if Ray places a part of the run there)" for problem in problems]
+    unlike = _unlike(sorted({kind for _, _, answer in answers for kind in answer.kinds}))
+    said = [f"{problem} (if Ray places a part of the run there)" for problem in problems]
+    return [*said, unlike] if unlike else said
 
 
 def _answers(timeout_s: float) -> list[tuple[str, int, NodeFacts]]:

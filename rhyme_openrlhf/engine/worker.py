@@ -102,6 +102,10 @@ class WorkerExtension(_Base):
         """Return Ray's id of the node this worker runs on, or "" in a process that its engine's actor started."""
         return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
 
+    def rhyme_process(self) -> tuple[str, int]:
+        """Return the node, as `rhyme_node`, and this process's number."""
+        return self.rhyme_node(), os.getpid()
+
     def rhyme_check_broadcast(self) -> None:
         """Raise RuntimeError if OpenRLHF's own transport, which reloads nothing, would load wrong weights here."""
         if gpu_present() and (what := self._converted()):

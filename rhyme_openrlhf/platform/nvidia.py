@@ -31,10 +31,11 @@ _DEFAULT_TOOLKIT = Path("/usr/local/cuda")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver lists; `memory` in bytes."""
+    """A GPU that the driver lists; `memory` in bytes, of which programs hold `used`."""
 
     name: str
     memory: int
+    used: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ def read() -> Driver:
     try:
         pynvml.nvmlInit()
         handles = _visible([pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())], pynvml)
+        memories = [(handle, pynvml.nvmlDeviceGetMemoryInfo(handle)) for handle in handles]
         gpus = tuple(
-            Gpu(_text(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
-            for handle in handles
+            Gpu(_text(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.used))
+            for handle, memory in memories
         )
         version = _text(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
@@ -102,6 +104,11 @@ def read() -> Driver:
 def smallest_memory(found: Driver) -> int | None:
     """Return the memory of the smallest GPU; None without one."""
     return min((gpu.memory for gpu in found.gpus), default=None)
+
+
+def kinds(found: Driver) -> list[str]:
+    """Return the names of the GPUs, each once."""
+    return sorted({gpu.name for gpu in found.gpus})
 
 
 def unusable(gpus: Sequence[str], version: str, cuda: str) -> str:

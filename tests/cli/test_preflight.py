@@ -19,7 +19,7 @@ from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import model_name
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import V1, DraftingSettings
+from rhyme_openrlhf.settings.drafting import V1, V2_ASYNC, DraftingSettings
 from rhyme_openrlhf.settings.upstream_ranges import SCHEDULERS
 from tests.latency import formula
 
@@ -278,7 +278,7 @@ def test_weights_go_by_what_the_machine_and_the_run_need(
     settings = RhymeSettings.from_namespace(args)
     preflight.check(args, on_gpus)
     assert args.weights.transport == taken
-    decided = settings.with_transport(on_gpus, lora="--ds.lora.rank" in flags).with_runner(V1)
+    decided = settings.with_transport(on_gpus, lora="--ds.lora.rank" in flags).with_runner(V2_ASYNC if on_gpus else V1)
     assert decided == RhymeSettings.from_namespace(args)
     assert decided.weights_by_buffer == (taken == "buffer")
 

@@ -77,6 +77,23 @@ def test_too_little_memory_names_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "has 12.0 MiB" in said and "--ds.adam_offload would make it fit" in said and "rhyme train --plan" in said
 
 
+def test_gpus_that_other_programs_use_are_refused_where_too_few_are_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    args = parsed(tmp_path)
+    nvml.install(monkeypatch, tmp_path, gpus=3, used=int((1 - args.vllm.gpu_memory_utilization) * 80 * GIB) - GIB)
+    assert preflight_gpus.check_gpus(args, True) == ""
+    (tmp_path / "more").mkdir()
+    nvml.install(monkeypatch, tmp_path / "more", gpus=3, used=60 * GIB)
+    said = refused(args)
+    assert "GPU 0 (Pretended GPU): other programs hold 60.0 GiB of 80.0 GiB" in said and "CUDA_VISIBLE_DEVICES" in said
+
+
+def test_gpus_of_two_kinds_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvml.install(monkeypatch, tmp_path, gpus=4, names=("NVIDIA H100", "NVIDIA A100"))
+    assert "of 2 kinds (NVIDIA A100, NVIDIA H100)" in preflight_gpus.check_gpus(parsed(tmp_path), True)
+
+
 def test_no_nvcc_and_another_nvcc_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvml.install(monkeypatch, tmp_path, gpus=3)
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "cuda-12.8", "12.8")))

@@ -67,7 +67,7 @@ class Measuring(Part):
         if unspeculated_steps.are_wanted(rhyme, self.engine.index, arguments):
             plain = dataclasses.replace(rhyme, histospec=dataclasses.replace(rhyme.histospec, enable=False))
             begin = partial(start, plain, speculation_arguments(plain))
-            self._unspeculated = await unspeculated_steps.measured(self, begin, arguments["tensor_parallel_size"])
+            self._unspeculated = await unspeculated_steps.measured(self, begin)
 
     async def subject(self) -> Subject:
         """Return what a profile of this engine is of."""

@@ -7,7 +7,7 @@ Measuring takes one engine start more. The steps are kept in the profile, so onl
 Invariants:
 - Without a GPU nothing is measured, because vLLM runs both engines alike there.
 - A failure costs the steps and never the run.
-- The other engine has ended when `measured` returns.
+- The other engine's processes have ended when `measured` returns, and with them their hold on the GPUs' memory.
 
 Nothing here has run on a GPU.
 """
@@ -15,13 +15,16 @@ Nothing here has run on a GPU.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import psutil
 from vllm.transformers_utils.config import get_config
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rhyme_openrlhf.engine.calls import WorkerCalls
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.measure import UNSPECULATED_QUICKLY, Plan, measure
 from rhyme_openrlhf.latency.profile import ProfileError, StepPoint, Subject
@@ -32,8 +35,9 @@ from rhyme_openrlhf.telemetry.run_directory import versions
 
 # A burst of decode steps.
 CALL_SECONDS = 60.0
-# Ranks are actors of another Ray job: when their GPUs' memory is free again cannot be awaited here.
-SEVERAL_RANKS = "an engine of several ranks does not start another one before itself"
+# Ranks that are Ray's actors end with their job's driver, the engine core.
+END_SECONDS = 60.0
+LOOK_SECONDS = 0.1
 # What a start or a call of an engine raises.
 _FAILURES = (RuntimeError, ValueError, OSError, EngineDeadError)
 
@@ -64,15 +68,17 @@ def are_wanted(rhyme: RhymeSettings, index: int, arguments: Mapping[str, Any]) -
         return True
 
 
-async def measured(measuring: Any, start: Callable[[], Awaitable[None]], ranks: int) -> Unspeculated:
+async def measured(measuring: Any, start: Callable[[], Awaitable[None]]) -> Unspeculated:
     """Return the steps of an engine that does not speculate once `start` is done, and end its vLLM.
 
-    `measuring`: the part of its actor that measures (measuring.py).
+    `measuring`: the part of its actor that measures (measuring.py). An engine over several nodes is not measured.
     """
-    if ranks > 1:
-        return Unspeculated(problem=SEVERAL_RANKS)
+    ranks: list[tuple[str, int]] = []
     try:
         await start()
+        ranks = await measuring.engine.workers(WorkerCalls.rhyme_process)
+        if len({node for node, _ in ranks}) > 1:
+            return Unspeculated(problem="its ranks are on several nodes")
         waiting: Any = _Waiting(measuring)
         plan = await asyncio.to_thread(Plan.of, waiting, versions(), UNSPECULATED_QUICKLY)
         return Unspeculated((await asyncio.to_thread(measure, plan, waiting)).steps)
@@ -81,6 +87,14 @@ async def measured(measuring: Any, start: Callable[[], Awaitable[None]], ranks: 
     finally:
         if (llm := getattr(measuring.engine, "llm", None)) is not None:
             llm.shutdown()
+            await _until_gone([process for _, process in ranks])
+
+
+async def _until_gone(processes: Sequence[int]) -> None:
+    """Wait until these processes of this node have ended; at most END_SECONDS."""
+    until = time.monotonic() + END_SECONDS
+    while any(map(psutil.pid_exists, processes)) and time.monotonic() < until:
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 class _Waiting:

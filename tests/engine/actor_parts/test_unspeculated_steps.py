@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from rhyme_openrlhf import embedded
@@ -111,9 +114,29 @@ def test_a_start_that_fails_is_a_sentence_and_ends_what_started() -> None:
     async def failing() -> None:
         raise RuntimeError("Engine core initialization failed\nno memory left")
 
-    assert asyncio.run(unspeculated_steps.measured(engine, failing, 1)) == ((), "no memory left") and ended == [1]
+    assert asyncio.run(unspeculated_steps.measured(engine, failing)) == ((), "no memory left") and ended == [1]
     without = SimpleNamespace(engine=SimpleNamespace())
-    assert asyncio.run(unspeculated_steps.measured(without, failing, 1)).problem == "no memory left"
-    # Several ranks do not even begin.
-    several = asyncio.run(unspeculated_steps.measured(engine, failing, 2))
-    assert several.problem == unspeculated_steps.SEVERAL_RANKS and ended == [1]
+    assert asyncio.run(unspeculated_steps.measured(without, failing)).problem == "no memory left"
+
+
+def test_several_ranks_are_awaited_until_their_memory_is_free_and_several_nodes_are_not_measured() -> None:
+    """A rank that is Ray's actor ends some time after the engine core."""
+    rank = subprocess.Popen(["sleep", "600"])
+    nodes = ["a", "a"]
+
+    async def ranks(method: Any) -> list[tuple[str, int]]:
+        return [(node, rank.pid) for node in nodes]
+
+    async def nothing() -> None: ...
+
+    def shut_down() -> None:
+        def end() -> None:
+            rank.kill()
+            rank.wait()
+
+        threading.Timer(0.5, end).start()
+
+    engine = SimpleNamespace(engine=SimpleNamespace(llm=SimpleNamespace(shutdown=shut_down), workers=ranks))
+    nodes[1] = "b"
+    assert asyncio.run(unspeculated_steps.measured(engine, nothing)).problem == "its ranks are on several nodes"
+    assert not psutil.pid_exists(rank.pid)
