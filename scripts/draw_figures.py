@@ -392,6 +392,7 @@ IDEAS = {
     "training": "OpenRLHF's trainers",
     "pipeline": "the streaming trainer",
     "run": "a run's life",
+    "proof": "drafts change nothing",
     "simulation": "simulated engines",
     "verify": "checks on site",
     "client": "the service's client",
@@ -420,7 +421,7 @@ def rooms() -> str:
     for number, row in enumerate(rows):
         y = 16 + (len(rows) - 1 - number) * (height + 16)
         for column, name in enumerate(row):
-            pure = "a" if name in ("settings", "latency", "drafting", "scheduling", "simulation") else "box"
+            pure = "a" if name in ("settings", "latency", "drafting", "scheduling", "proof", "simulation") else "box"
             elements.append(box(40 + column * 178, y, 164, height - 12, name, IDEAS[name], kind=pure))
     bottom = 16 + len(rows) * (height + 16)
     elements.append(arrow((20, 20), (20, bottom - 30)))

@@ -14,7 +14,6 @@ from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import AUTO, HISTORY, V1, V2_ASYNC
 
-TP_SWITCH = "--tp_switch.enable"
 REPRODUCIBLE = "how long drafts may be depends there on how many samples run, and drafts decide what a seed samples"
 # The group of entry points by which vLLM finds plug-ins that change logits.
 LOGITS_PLUGINS = "vllm.logits_processors"
@@ -45,8 +44,6 @@ def choose_runner(settings: RhymeSettings, on_gpus: bool) -> tuple[str, str]:
 def _decided(settings: RhymeSettings) -> tuple[str, str]:
     if settings.drafting.source != HISTORY:
         return V1, f"drafts of --drafting.source {settings.drafting.source} can be cut there alone"
-    if settings.tp_switch.enable:
-        return V1, f"layouts take turns there alone ({TP_SWITCH})"
     if settings.emulate.profile:
         return V1, "steps on another machine's clock are scheduled one after the other (--emulate.profile)"
     if settings.run.reproducible:
@@ -61,8 +58,6 @@ def _check(settings: RhymeSettings, on_gpus: bool) -> None:
     runner = f"--drafting.runner {settings.drafting.runner}"
     if not settings.histospec.enable:
         raise PreflightError("--drafting.runner is of engines that speculate: leave --no-histospec.enable out")
-    if settings.tp_switch.enable:
-        raise PreflightError(f"{runner} goes with no TP switches: leave {TP_SWITCH} out, or the runner")
     if settings.emulate.profile:
         raise PreflightError(
             f"{runner} does not go with --emulate.profile, whose steps are scheduled one after the other: leave one out"

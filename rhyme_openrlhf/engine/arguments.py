@@ -3,8 +3,8 @@
 Invariants:
 - Drafts are one-hot (greedy), for which vLLM's rejection sampling keeps the distribution.
 - Model runner V1 schedules synchronously wherever an engine drafts by vLLM's own methods. Otherwise their drafts stay
-  in the worker, where no scheduler can cut them. It does so where layouts take turns, too. The second runner (V2)
-  schedules asynchronously (patches/late_drafts.py).
+  in the worker, where no scheduler can cut them. The second runner (V2) schedules asynchronously
+  (patches/late_drafts.py).
 - A draft model has the policy's tensor-parallel size, which vLLM demands.
 
 Checked against vLLM 0.29.0 `config/speculative.py`, `config/vllm.py`.
@@ -117,10 +117,10 @@ def moving_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """Return the arguments, beside `speculation_arguments`, of an engine whose samples can move.
 
     On a GPU without drafts, runner and scheduling are vLLM's own choice: in 0.29.0 V2, asynchronously. Elsewhere V1 is
-    set for the processes that vLLM is about to start, unless drafts run on V2. Layouts take turns on V1 alone.
+    set for the processes that vLLM is about to start, unless drafts run on V2.
     """
     moving = {"additional_config": speculation_arguments(rhyme)["additional_config"] | {MOVES_KEY: True}}
-    if not rhyme.histospec.enable and gpu_present() and not rhyme.tp_switch.enable:
+    if not rhyme.histospec.enable and gpu_present():
         return moving
     runner = rhyme.drafting.model_runner
     if runner == V1:

@@ -177,7 +177,6 @@ REFUSED_ON_GPUS = (
         "--ds.lora.rank 8 --ds.load_in_4bit --weights.transport buffer",
         "--ds.load_in_4bit does not go with --ds.lora.rank: ",
     ),
-    ("--drafting.runner v2-async --tp_switch.enable --vllm.num_engines 2", "v2-async goes with no TP switches"),
     ("--drafting.runner v2-async --no-histospec.enable", "that speculate"),
     (
         "--drafting.runner v2-async --emulate.profile {there}/right.json",

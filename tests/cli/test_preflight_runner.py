@@ -42,8 +42,8 @@ PROVES = "^--drafting.runner auto is v2-async: each engine proves before its fir
         ("", V2_ASYNC, PROVES),
         ("--move.enable", V2_ASYNC, PROVES),
         ("--vllm.tensor_parallel_size 2", V2_ASYNC, PROVES),
+        ("--tp_switch.enable --vllm.num_engines 2", V2_ASYNC, "auto is v2-async"),
         # Features that keep the first runner.
-        ("--tp_switch.enable --vllm.num_engines 2", V1, "layouts take turns there alone"),
         ("--drafting.source ngram", V1, "--drafting.source ngram can be cut there alone"),
         ("--run.reproducible", V1, "with v2-async, how long drafts may be depends"),
         ("--emulate.profile {profile}", V1, "steps on another machine's clock"),

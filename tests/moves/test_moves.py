@@ -62,6 +62,26 @@ def test_a_seeded_sample_draws_on_as_it_would_have(pair: Engines, tmp_path: Path
     assert log_probs == pytest.approx(expected[1], abs=1e-4)
 
 
+@BOTH
+def test_a_stop_string_ends_a_moved_sample_where_it_ends_an_unmoved_one(
+    pair: Engines, tmp_path: Path, carrier: str
+) -> None:
+    """It may come in the middle of a step's accepted drafts, and begin at one engine and end at the other."""
+    # Penalties keep the model from repeating itself, so that something comes late for the first time.
+    varied = {"frequency_penalty": 0.7, "repetition_penalty": 1.1, "detokenize": True, "max_tokens": 300}
+    text = unmoved(pair, tmp_path, request(PROMPT, "own text drafts", **varied))[2]
+    late = next(text[at : at + 5] for at in range(len(text) // 3, len(text)) if text.find(text[at : at + 5]) == at)
+    asked = request(PROMPT, "own text drafts", stop=[late], **varied)
+    expected = unmoved(pair, tmp_path, asked)
+    assert expected[3] == "stop" and 60 < len(expected[0]) < 300
+    pair.carrier = carrier
+
+    records, output = moved_at(pair, tmp_path, asked, (40, 1))
+    assert [record.move.phase for record in records] == [Phase.RUNNING], [r.move.reason for r in records]
+    tokens, _, text, reason = answer(output)
+    assert (tokens, text, reason) == (expected[0], *expected[2:])
+
+
 def test_the_destination_reads_what_was_carried(pair: Engines, tmp_path: Path) -> None:
     """A KV cache that is wiped on its way makes other tokens: so none of it is computed again."""
     asked = request([*PROMPT, 99], max_tokens=300)
