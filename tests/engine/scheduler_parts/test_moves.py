@@ -19,6 +19,7 @@ from vllm.v1.request import Request
 from rhyme_openrlhf.engine.messages import ARRIVED, Arrival
 from rhyme_openrlhf.engine.scheduler_parts.meter import StatusFigures
 from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
+from rhyme_openrlhf.kv.buffer import Handover, KvBufferStore, KvLayout, write_handover
 from tests.engine.scheduler_parts.test_drafting import block_hasher
 
 RUNNING, PROMPT = 4, list(range(300))
@@ -28,8 +29,8 @@ RUNNING, PROMPT = 4, list(range(300))
 def scheduler() -> Any:
     """One of an engine whose samples move; its workers copy what they are told to."""
     found, figures = scheduler_of("rules", RUNNING, 1024), StatusFigures()
-    workers = SimpleNamespace(workers=lambda method, copies: [[""] * len(copies)])
-    found.moves = Moves(found, workers, found.meter, figures, found.drafting)  # type: ignore[arg-type]
+    core = SimpleNamespace(workers=lambda method, copies: [[""] * len(copies)])
+    found.moves = Moves(found, core, found.meter, figures, found.drafting)  # type: ignore[arg-type]
     found.parts += [figures, found.moves]
     return found
 
@@ -67,3 +68,26 @@ def test_free_seats_are_those_that_nobody_has(scheduler: Any) -> None:
         scheduler.schedule()
         assert scheduler.moves.status()["free_seats"] == max(RUNNING - 1 - number, 0)
     assert [waits for *_, waits in scheduler.moves.status()["samples"]] == [False] * RUNNING + [True] * 2
+
+
+def test_an_engine_with_nothing_else_to_do_looks_out_for_an_arrival_until_it_is_called(
+    scheduler: Any, tmp_path: Path
+) -> None:
+    store, moves = KvBufferStore(tmp_path), scheduler.moves
+    buffer = store.make(KvLayout(1, 1, scheduler.block_size, 8, "float32"), 4)
+    waits: list[bool] = []
+    # What the loop around it says, one look after the other.
+    called = iter([True, False, False])
+
+    def is_called() -> bool:
+        try:
+            return next(called)
+        except StopIteration:
+            write_handover(buffer, Handover([7, 8, 9], 0, 0))
+            return False
+
+    moves._core.is_called, moves._core.wait_for_calls, moves._core.computes = is_called, waits.append, lambda: False
+    add(scheduler, "expected", Arrival((), buffer=buffer.to_plain()))
+    assert moves.looks_out() is False and moves.expects("expected") and waits == [False]
+    assert moves.looks_out() is True and not moves.expects("expected")
+    assert scheduler.requests["expected"].num_output_tokens == 3
