@@ -1,4 +1,4 @@
-"""What an engine is asked for while it is measured, and what is made of its answers."""
+"""Orders to an engine that is measured, and the figures that become of its answers."""
 
 from __future__ import annotations
 
