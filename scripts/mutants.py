@@ -93,6 +93,7 @@ class Copy:
     def _run(self, tests: Iterable[str], slow: bool) -> tuple[str, float]:
         environment = {**os.environ, "PYTHONPATH": str(self._root), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:randomly", "-p", "no:cacheprovider"]
+        command += ["--hypothesis-profile=fails"]
         command += ["-m", "" if slow else FAST, *tests]
         started, nowhere = time.monotonic(), subprocess.DEVNULL
         running = subprocess.Popen(

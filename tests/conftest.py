@@ -52,6 +52,9 @@ hypothesis.settings.register_profile("any-machine", deadline=None)
 hypothesis.settings.load_profile("any-machine")
 # As many examples as tests/examples.py says; chosen by `--hypothesis-profile=quick`.
 hypothesis.settings.register_profile("quick", deadline=None)
+# Of a test that is to fail, the smallest example is of no use (scripts/mutants.py).
+phases = [phase for phase in hypothesis.Phase if phase not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
+hypothesis.settings.register_profile("fails", deadline=None, phases=phases)
 
 # The pure parts are tested without torch too, and without the seconds that importing torch takes. Where there is a GPU,
 # the stand-ins refuse to work instead.

@@ -1,4 +1,4 @@
-"""Every promise of README.md and docs/reliability.md names a test, and a change of the product that turns it red."""
+"""Every promise of README.md and of the pages names a test, and a change of the product that turns it red."""
 
 from __future__ import annotations
 
@@ -55,6 +55,9 @@ def names_in(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
+# Sections of other pages, each item of which is a promise.
+STATED = {"docs/history.md": "### What it promises", "docs/weights.md": "## Invariants"}
+ITEMS = [(page, item) for page, head in STATED.items() for item in bullets(section((ROOT / page).read_text(), head))]
 PROMISES = promises((ROOT / "README.md").read_text(), (ROOT / "docs" / "reliability.md").read_text())
 
 
@@ -88,6 +91,12 @@ def words(text: str) -> str:
 def test_a_promise_has_a_mutant(number: int) -> None:
     promise = words(PROMISES[number])
     assert not promise.startswith("- **") or any(words(mutant.promise) in promise for mutant in MUTANTS), promise[:200]
+
+
+@pytest.mark.parametrize(("page", "item"), ITEMS)
+def test_each_item_of_a_pages_promises_has_a_test_and_a_mutant(page: str, item: str) -> None:
+    """The mutant names the tests."""
+    assert [one for one in MUTANTS if one.page == page and words(one.promise) in words(item) and one.tests], item
 
 
 @pytest.mark.parametrize("number", range(len(MUTANTS)))

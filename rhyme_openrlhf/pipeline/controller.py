@@ -85,7 +85,7 @@ class Pipeline:
         self._flying: list[Step] = []
         # Steps that are complete but for deferred prompt groups.
         self._late: list[Step] = []
-        self._ledger: BatchLedger[Key] = BatchLedger(None)
+        self._ledger: BatchLedger[Key] = BatchLedger()
         self._groups: dict[Key, PromptGroup] = {}
         self._sent: set[Key] = set()
         # Of each prompt group that has no reward, its step.
@@ -106,7 +106,7 @@ class Pipeline:
         """Generate every step. Raises what generating a sample raised, or PipelineWaitError."""
         coming = next(steps, None)
         first_version = 0 if coming is None else coming.number - 1
-        self._ledger = BatchLedger(None, first_version)
+        self._ledger = BatchLedger(first_version)
         ray.get([engine.begin_rollout.remote() for engine in self._engines], timeout=ENGINE_TIMEOUT_SECONDS)
         self._watch.start()
         try:

@@ -129,8 +129,8 @@ def _cause(death: Any) -> str:
 POLL_SECONDS = 2.0
 # A trainer that meets a dead engine writes a checkpoint and ends; this is how long it may take until it has met it.
 GRACE_SECONDS = 40.0
-# Without these nothing can be saved any more.
-INDISPENSABLE = ("policy actor", "critic actor", "trainer", "trainer coordinator")
+# Beginnings of names; without these nothing can be saved any more.
+INDISPENSABLE = ("policy actor", "critic actor", "trainer")
 # Losing these costs the record, or drafts, and not the run.
 RECORDER = "recorder"
 DISPENSABLE = (RECORDER, "system probe")

@@ -18,7 +18,6 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -48,10 +47,8 @@ class _Step(Generic[PromptGroup]):
 class BatchLedger(Generic[PromptGroup]):
     """The batches of a run, as prompt groups end. A prompt group is any key that no other step has."""
 
-    def __init__(self, steps: int | None, done: int = 0) -> None:
-        """`steps`: of the whole run, counted from 1 (None: the last one is the one that has none behind it); `done`:
-        those that a resumed run has behind it."""
-        self._last = sys.maxsize if steps is None else steps
+    def __init__(self, done: int = 0) -> None:
+        """`done`: steps that a resumed run has behind it. The run's last step is the one that has none behind it."""
         self._handed_out = done
         self._steps: dict[int, _Step[PromptGroup]] = {}
 
@@ -104,7 +101,7 @@ class BatchLedger(Generic[PromptGroup]):
         own, following = self._steps[step], self._steps.get(step + 1)
         if prompt_group in own.deferred:
             return True
-        if step >= self._last or following is None or prompt_group in own.pulled or prompt_group in own.ended:
+        if following is None or prompt_group in own.ended:
             return False
         if own.epoch != following.epoch:
             return False

@@ -87,7 +87,7 @@ class Run:
         self._conditions = conditions or [AS_PROFILED] * len(workload.steps)
         self.speculating = Speculating(features, self.kinds, measured)
         self.plans: dict[int, StepPlan] = {}
-        self.ledger: BatchLedger[PromptGroup] = BatchLedger(len(workload.steps))
+        self.ledger: BatchLedger[PromptGroup] = BatchLedger()
         self.carried: dict[int, list[Job]] = {}
         self.deferred: set[int] = set()
         self._planned = 0

@@ -20,17 +20,9 @@ DUMMY = "rhyme_openrlhf.engine.patches.rejection_sampling:_vllm_dummy_run"
 
 # A function or class, and what stands in its source.
 PRESENT: list[tuple[str, ...]] = [
-    # scheduler_parts/moves.py: the scheduler takes up a waiting request with computed tokens.
-    (
-        f"{SCHEDULER}.schedule",
-        "if request.num_computed_tokens == 0:",
-        "num_computed_tokens = request.num_computed_tokens",
-    ),
     # Not padded where draft lengths are looked up, and then as long as is looked up.
     (f"{SCHEDULER}.schedule", "(self.num_spec_tokens > 0 and self.dynamic_sd_lookup is None)"),
     (f"{SCHEDULER}.update_from_output", "scheduled_spec_decode_tokens"),
-    (f"{SCHEDULER}._preempt_request", "self.waiting.prepend_request(request)"),
-    ("v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.__init__", "self.req_to_blocks: defaultdict"),
     # patches/core_channel.py: utilities are looked up by name, in the order of requests.
     (f"{CORE}.__init__", "self.model_executor = executor_class(vllm_config)"),
     (f"{CORE}.step", "if not self.scheduler.has_requests():\n            return {}, False"),
@@ -62,10 +54,9 @@ PRESENT: list[tuple[str, ...]] = [
     # proposers.py
     ("v1.spec_decode.ngram_proposer:NgramProposer.propose", "self.batch_propose("),
 ]
-# What stands there so often: nothing else holds requests that wait, looks lengths up, or samples.
+# What stands there so often: nothing else looks lengths up, or samples.
 COUNTED: list[tuple[str, str, int]] = [
     (f"{SCHEDULER}.schedule", "self.dynamic_sd_lookup", 3),
-    (f"{SCHEDULER}.get_request_counts", "len(self.", 3),
     (f"{RUNNER}.__init__", "self.rejection_sampler = RejectionSampler(", 1),
     (f"{SAMPLER}.forward", "self._get_logprobs_tensors(", 1),
     (DUMMY, "self.rejection_sampler(", 2),

@@ -70,7 +70,7 @@ def test_what_was_recorded_is_there_again(
 def test_a_torn_tail_costs_only_what_was_being_written(
     tmp_path_factory: pytest.TempPathFactory, written: list[list[Record]], data: st.DataObject
 ) -> None:
-    """Cut the file anywhere behind its header: every entry that is whole comes back, and writing goes on."""
+    """Cut the file anywhere behind its header, or damage it: what is whole before comes back, and writing goes on."""
     path = tmp_path_factory.mktemp("journal") / "worker-0.journal"
     whole = open_journal(path)
     sizes, states = [path.stat().st_size], [plain(whole.shard.encoded())]
@@ -79,12 +79,12 @@ def test_a_torn_tail_costs_only_what_was_being_written(
             whole.record([one])
             sizes.append(path.stat().st_size)
             states.append(plain(whole.shard.encoded()))
-    cut = data.draw(st.integers(sizes[0], sizes[-1]))
+    cut = data.draw(st.integers(sizes[0], sizes[-1]) | st.sampled_from(sizes))
     damaged = bytearray(path.read_bytes()[:cut])
     if cut > sizes[0] and data.draw(st.booleans()):
-        # Or the end of the write holds zeros, as after a power cut.
-        damaged[-1] ^= 0x55
-        cut -= 1
+        # Or a part of what was written is something else, as after a power cut.
+        cut = data.draw(st.integers(sizes[0], cut - 1))
+        damaged[cut] ^= 0x55
     path.write_bytes(damaged)
     survived = max(n for n, size in enumerate(sizes) if size <= cut)
     again = open_journal(path)

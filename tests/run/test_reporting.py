@@ -7,14 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from rhyme_openrlhf.run import reporting
+from rhyme_openrlhf.telemetry.events import Note
 from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 from tests.telemetry.control_server import TOKEN, ControlServer, Fault, make_run, written
 
@@ -176,3 +181,29 @@ def test_a_reporter_without_a_token_is_not_started_for_ever(tmp_path: Path, serv
     assert "the run is not reported" in ended.stderr
     assert (run / "logs" / "reporter.log").read_text().count("there is no access token") == 1
     assert json.loads((run / "config.json").read_text())["command"] == ["rhyme", "train"]
+
+
+def test_after_the_systems_watch_has_stopped_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a look is under way that takes a while."""
+    here = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(reporting.ray, "get_runtime_context", lambda: here)
+    monkeypatch.setattr(reporting.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(reporting, "SystemProbe", lambda *_: SimpleNamespace(gpus=SimpleNamespace(missing="no GPU")))
+    looks, recorded = threading.Event(), []
+    services: Any = SimpleNamespace(
+        settings=SimpleNamespace(telemetry=SimpleNamespace(system_s=0.001)),
+        on_gpus=False,
+        record_all=lambda events, source: recorded.append((events, source)),
+    )
+    watch = reporting.SystemWatch(services, Path(), {})
+
+    def look() -> list[Note]:
+        looks.set()
+        time.sleep(0.3)
+        return [Note("info", "looked")]
+
+    monkeypatch.setattr(watch, "_look", look)
+    watch.start()
+    assert looks.wait(DEADLINE_S)
+    watch.stop()
+    assert recorded == [([Note("info", "looked")], "system")] and not watch._thread.is_alive()

@@ -123,6 +123,10 @@ def test_every_gpu_of_a_run_has_its_parts() -> None:
     assert "policy, 4 GPUs: at least 30.5 GiB each, 80.0 GiB are there" in as_text(found)
 
 
+# Engines and trainer on the same GPUs.
+TOGETHER = ("--train.colocate_all", "--vllm.num_engines=4")
+
+
 @pytest.mark.parametrize(
     ("options", "gib", "flags"),
     [
@@ -131,6 +135,8 @@ def test_every_gpu_of_a_run_has_its_parts() -> None:
         (["--ds.zero_stage=2"], 40, "--ds.zero_stage 3"),
         (["--ds.zero_stage=3", "--vllm.gpu_memory_utilization=0.3"], 32, "--vllm.gpu_memory_utilization 0.95"),
         (["--ds.zero_stage=3", "--ds.adam_offload"], 16, "--vllm.tensor_parallel_size 2 --vllm.num_engines 2"),
+        ([*TOGETHER, "--vllm.gpu_memory_utilization=0.4"], 48, "--ds.adam_offload"),
+        ([*TOGETHER, "--vllm.gpu_memory_utilization=0.6"], 80, "--vllm.gpu_memory_utilization 0.45"),
         (["--ds.zero_stage=3"], 2, "no flag makes it fit"),
     ],
 )  # fmt: skip
@@ -140,6 +146,7 @@ def test_what_does_not_fit_names_the_flag_that_makes_it_fit(options: list[str], 
     found = plan(Shapes(qwen), grpo(*options), gib * GIB)
     assert flags in found.problem and bool(found.problem) == bool(flags)
     if flags.startswith("--"):
+        assert found.problem.endswith(f": {flags} would make it fit")
         given = re.findall(r"(--[\w.]+)(?: ([\d.]+))?", found.problem.partition("GiB: ")[2])
         flat = [word for pair in given for word in pair if word]
         mended = {

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import ray
 
 from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.run import supervisor
-from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, ActorRow, Supervisor, read_actors
+from rhyme_openrlhf.run.supervisor import GRACE_SECONDS, NAMES, POLL_SECONDS, ActorRow, Supervisor, read_actors
 from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry import recorder
@@ -197,6 +198,36 @@ def test_without_the_policy_the_run_ends_at_once(watched: Watched) -> None:
     policy.die.remote()
     wait_until(watched.interrupted.is_set)
     assert watched.deaths("policy actor") and watched.supervisor.fault
+
+
+@pytest.mark.parametrize(
+    ("name", "outlives_engines", "ended_after"),
+    [
+        *((name, True, POLL_SECONDS) for name in ("policy actor", "critic actor", "trainer", "trainer coordinator")),
+        *((name, True, POLL_SECONDS) for name in ("policy actor 1", "critic actor 3")),
+        *((name, True, GRACE_SECONDS) for name in ("samples generator", "reward model actor", "weight store")),
+        *((name, True, None) for name in ("recorder", "system probe")),
+        ("engine 0", False, GRACE_SECONDS),
+        ("engine 0", True, None),
+        ("the last engine", True, GRACE_SECONDS),
+    ],
+)
+def test_how_long_a_run_goes_on_after_a_death(
+    tmp_path: Path, name: str, outlives_engines: bool, ended_after: float | None
+) -> None:
+    """Long enough for a checkpoint where one can still be written, and no longer."""
+    limits = LimitSettings(stage_s=10 * GRACE_SECONDS)
+    sut = Supervisor(tmp_path / "events.jsonl", tmp_path, limits, lambda _: None, print, outlives_engines)
+    engines = ["engine 0", "engine 1"] if name == "engine 0" else ["the last engine"]
+    for engine in engines:
+        sut.name(SimpleNamespace(_actor_id=engine.encode()), engine, engine=True)
+    sut._died(ActorRow(name.encode().hex(), name, 7, "node", False, 0, "it crashed"), "it crashed")
+    died = time.monotonic()
+    if ended_after is None:
+        assert sut._judge(died + GRACE_SECONDS + 1) == ""
+    else:
+        assert sut._judge(died + ended_after - 1) == ""
+        assert sut._judge(died + ended_after + 1).startswith(f"{name} (process 7 on node) died during")
 
 
 def test_an_engine_that_cannot_generate_counts_as_dead(watched: Watched) -> None:

@@ -14,7 +14,7 @@ from rhyme_openrlhf.scheduling.deferral import BatchLedger
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32), st.floats(0, 1))
 def test_every_prompt_group_trains_exactly_once(sizes: list[int], seed: int, often: float) -> None:
     draw = random.Random(seed)
-    ledger = BatchLedger(len(sizes))
+    ledger: BatchLedger[tuple[int, int]] = BatchLedger()
     open_groups: list[tuple[int, int]] = []
     trained: dict[int, tuple[object, ...]] = {}
     begun = deferred = 0
@@ -60,24 +60,25 @@ def test_every_prompt_group_trains_exactly_once(sizes: list[int], seed: int, oft
 
 
 def test_the_first_finished_of_the_next_step_takes_its_place() -> None:
-    ledger = BatchLedger(3)
+    ledger: BatchLedger[str] = BatchLedger()
     ledger.add(1, ["a", "long"])
     assert not ledger.defer(1, "long"), "the next step has not begun: there is nothing to pull"
-    ledger.add(2, ["c", "d"])
+    ledger.add(2, ["c", "d", "e"])
     ledger.ended(1, "a")
     assert ledger.batch(1) is None
-    assert ledger.defer(1, "long")
-    assert ledger.batch(1) is None
     ledger.ended(2, "d")
-    assert ledger.batch(1) == ("a", "d")
     ledger.ended(2, "c")
+    assert ledger.batch(1) is None
+    assert ledger.defer(1, "long")
+    assert ledger.batch(1) == ("a", "d")
+    ledger.ended(2, "e")
     assert ledger.batch(2) is None
     ledger.ended(1, "long")
-    assert ledger.batch(2) == ("c", "long")
+    assert ledger.batch(2) == ("c", "e", "long")
 
 
 def test_nothing_is_deferred_out_of_the_run() -> None:
-    ledger = BatchLedger(1)
+    ledger: BatchLedger[str] = BatchLedger()
     ledger.add(1, ["a"])
     assert not ledger.defer(1, "a")
     ledger.ended(1, "a")
@@ -91,7 +92,7 @@ def test_nothing_is_deferred_out_of_the_run() -> None:
 
 
 def test_nothing_is_deferred_into_another_epoch() -> None:
-    ledger: BatchLedger[str] = BatchLedger(None)
+    ledger: BatchLedger[str] = BatchLedger()
     ledger.add(1, ["a", "b"], epoch=1)
     ledger.add(2, ["c", "d"], epoch=2)
     assert not ledger.defer(1, "a") and ledger.stays(1) == {"a", "b"}
@@ -101,7 +102,7 @@ def test_nothing_is_deferred_into_another_epoch() -> None:
 
 def test_what_is_dropped_after_it_was_deferred_is_made_up_for_where_it_would_train() -> None:
     def begun() -> BatchLedger[str]:
-        ledger: BatchLedger[str] = BatchLedger(3)
+        ledger: BatchLedger[str] = BatchLedger()
         ledger.add(1, ["a", "long"])
         ledger.add(2, ["c", "d"])
         assert ledger.defer(1, "long")
@@ -127,7 +128,7 @@ def test_what_is_dropped_after_it_was_deferred_is_made_up_for_where_it_would_tra
 
 
 def test_what_was_promised_for_deferred_ones_and_dropped_is_not_waited_for() -> None:
-    ledger: BatchLedger[str] = BatchLedger(2)
+    ledger: BatchLedger[str] = BatchLedger()
     ledger.add(1, ["a", "b", "c"])
     ledger.add(2, ["d", "e"])
     assert ledger.defer(1, "a") and ledger.defer(1, "b")

@@ -16,7 +16,6 @@ from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus, learn
 from rhyme_openrlhf.scheduling.reallocation import (
     LEAST_GAIN,
-    Cooldown,
     EngineLoad,
     ReallocationPolicy,
     by_threshold,
@@ -75,21 +74,6 @@ def test_the_papers_example_by_throughput() -> None:
     assert (move.source, move.destination) == (1, 2) and len(move.samples) >= 5 and after >= 2180
 
 
-def test_nothing_moves_where_nothing_is_gained() -> None:
-    level = curve(lambda n: min(n, 2) * 80.0, 64)
-    assert by_throughput([load(0, 24), load(1, 3)], level) == []
-    straight = curve(lambda n: n * 80.0, 64)
-    assert by_throughput([load(0, 24), load(1, 3)], straight) == []
-    assert by_throughput([load(0, 5), load(1, 5), load(2, 4)], curve(printed, 24)) == []
-    assert by_throughput([load(0, 24)], level) == [] == by_throughput([], level)
-
-
-def test_an_engine_with_more_samples_than_seats_is_as_fast_as_with_all_seats() -> None:
-    (move,) = by_throughput([load(0, 60), load(1, 0)], curve(lambda n: n * 80.0, 24))
-    assert len(move.samples) >= 22 * 0.95
-    assert 60 - len(move.samples) >= len(move.samples)
-
-
 steps = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=30)
 
 
@@ -134,13 +118,6 @@ def test_throughput_of_a_profile_is_that_of_its_steps_one_by_one(context: float,
         found = throughput_by_samples(predictor.seconds_of, context, tokens, drafts, 96)
         assert found == pytest.approx(curve(throughput, 96))
         predictor.observe(16, 4096, 0, 0.02)
-
-
-def test_decisions_are_a_cooldown_apart() -> None:
-    cooldown = Cooldown(10)
-    assert [step for step in range(35) if cooldown.due(step)] == [0, 10, 20, 30]
-    with pytest.raises(ValueError, match="at least one step"):
-        Cooldown(0)
 
 
 def status(engine: int, samples: int, **changed: object) -> EngineStatus:
@@ -216,3 +193,5 @@ def test_decisions_are_a_cooldown_of_decode_steps_apart() -> None:
     assert policy.decide([soon, empty], numbers(soon, empty)) == []
     later = status(0, 24, decode_steps=1032)
     assert policy.decide([later, empty], numbers(later, empty))
+    with pytest.raises(ValueError, match="at least one step"):
+        ReallocationPolicy(6, 0)

@@ -18,7 +18,7 @@ def session(tmp_path: Path) -> Path:
             "CREATE TABLE mutation_specs (job_id TEXT, module_path TEXT, operator_name TEXT, operator_args TEXT, "
             "occurrence INTEGER, start_pos_row INTEGER, start_pos_col INTEGER)"
         )
-        store.execute("CREATE TABLE work_results (job_id TEXT, test_outcome TEXT, diff TEXT)")
+        store.execute("CREATE TABLE work_results (job_id TEXT, test_outcome TEXT, diff TEXT, output TEXT)")
         for number in range(11):
             operator = "core/ReplaceBinaryOperator_BitOr_Add" if number == 10 else "core/NumberReplacer"
             store.execute("INSERT INTO work_items VALUES (?)", (f"job{number}",))
@@ -53,17 +53,19 @@ def test_jobs_of_other_names_are_the_same_changes(script: ModuleType, session: P
 def test_what_no_test_noticed_is_told_with_its_change(
     script: ModuleType, session: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script.keep_sample(session, 2, seed=1)
-    noticed, missed = sorted(jobs(session, "work_items"))
+    script.keep_sample(session, 3, seed=1)
+    noticed, missed, late = sorted(jobs(session, "work_items"))
     with closing(sqlite3.connect(session)) as store, store:
-        store.execute("INSERT INTO work_results VALUES (?, 'TestOutcome.KILLED', '')", (noticed,))
+        for name, output in ((noticed, "1 failed"), (late, "timeout")):
+            store.execute("INSERT INTO work_results VALUES (?, 'TestOutcome.KILLED', '', ?)", (name, output))
         diff = "--- a.py\n+++ a.py\n@@ -1 +1 @@\n-    x = 1\n+    x = 2\n"
-        store.execute("INSERT INTO work_results VALUES (?, 'TestOutcome.SURVIVED', ?)", (missed, diff))
+        store.execute("INSERT INTO work_results VALUES (?, 'TestOutcome.SURVIVED', ?, '9 passed')", (missed, diff))
     script.show(session, 10)
     said = capsys.readouterr().out
     assert f"not noticed: a.py:{missed.removeprefix('job')} (NumberReplacer)" in said
     assert "-    x = 1\n  +    x = 2" in said and "+++" not in said
-    assert said.endswith("1 of 2 changes noticed, of 10 possible ones\n")
+    assert f"took longer than {script.TIMEOUT_S} s: a.py:{late.removeprefix('job')}\n" in said
+    assert said.endswith("1 of 3 changes noticed, of 10 possible ones\n")
 
 
 def test_a_modules_tests_are_its_own_file_and_then_its_room(script: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,9 @@ from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory  # 
 from rhyme_openrlhf.training.reproducible import RankRandomState  # noqa: E402
 from rhyme_openrlhf.training.samples_generator import GeneratorState  # noqa: E402
 
-STATES = {"episode": 0, "global_step": 3, "data_loader_state_dict": {"yielded": 12}}
+
+def states() -> dict[str, Any]:
+    return {"episode": 0, "global_step": 3, "data_loader_state_dict": {"yielded": 12}}
 
 
 @ray.remote(num_cpus=0)
@@ -107,7 +110,10 @@ class Run:
     def complete(self, step: int, kl: float = 0.5) -> None:
         self.record(step, f"of step {step}")
         self.checkpoints.training_begins()
-        self.checkpoints.step_completed(step, STATES, GeneratorState(step, {"prompt": 2}), kl)
+        given = states()
+        self.checkpoints.step_completed(step, given, GeneratorState(step, {"prompt": 2}), kl)
+        # The loader goes on.
+        given["data_loader_state_dict"]["yielded"] = 16
 
     def newest(self) -> ResumePoint | None:
         tag = CheckpointDirectory(self.path, critic=True).newest()
@@ -130,7 +136,8 @@ def test_the_last_completed_step_is_saved_and_comes_back(models: Any, tmp_path: 
     assert [event.text for event in run.events if isinstance(event, Note)] == [
         "saved a checkpoint of step 3: the rollout of step 4 failed"
     ]
-    assert "best_eval_metric_value" in (tmp_path / "_actor" / "global_step3" / "rank-1.pt").read_text()
+    told = (tmp_path / "_actor" / "global_step3" / "rank-1.pt").read_text()
+    assert ast.literal_eval(told) == {**states(), "best_eval_metric_value": 0.25}
     saved = run.newest()
     assert saved is not None and (saved.tag, saved.step) == ("global_step3", 3)
     # Once more: it is there already, and nothing is written.

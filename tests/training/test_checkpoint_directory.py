@@ -124,6 +124,10 @@ class Run:
         self.completed.append(tag)
 
 
+def is_best(name: str) -> bool:
+    return name.startswith(BEST)
+
+
 @settings(max_examples=examples(150), deadline=None)
 @given(
     st.booleans(),
@@ -165,6 +169,8 @@ def test_a_kill_at_any_point_leaves_the_checkpoint_before(
             # Everything that is left can be resumed from, or is plain OpenRLHF's.
             left = [one.name for one in (run.path / model).iterdir() if one.is_dir()]
             assert newest.name in left and all(run.directory.is_complete(name) for name in left)
+            # A best one, once there, is there until the next is complete.
+            assert any(map(is_best, left)) or not any(map(is_best, run.completed))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from rhyme_openrlhf.training.checkpoint_directory import LATEST, CheckpointDirec
 from rhyme_openrlhf.training.resume import STATE_FILE, STATE_VERSION, ResumeError, bound_settings, prepare
 
 PROMPTS = 8
+ACTOR_GPUS = "--actor.num_nodes x --actor.num_gpus_per_node"
 
 
 def run_arguments(path: Path, **changes: Any) -> NS:
@@ -167,11 +168,17 @@ def test_a_universal_checkpoint_is_the_one_that_latest_universal_names(tmp_path:
     ("changes", "prompts", "said"),
     [
         ({"rollout__batch_size": 8}, PROMPTS, "--rollout.batch_size 4, this run has 8"),
+        ({"rollout__n_samples_per_prompt": 8}, PROMPTS, "--rollout.n_samples_per_prompt 4, this run has 8"),
         ({"train__batch_size": 32}, PROMPTS, "--train.batch_size 16, this run has 32"),
-        (
-            {"actor__num_gpus_per_node": 4},
-            PROMPTS,
-            "--actor.num_nodes x --actor.num_gpus_per_node 2, this run has 4",
+        ({"actor__optim": "muon"}, PROMPTS, "--actor.optim adam, this run has muon"),
+        ({"ds__zero_stage": 3}, PROMPTS, "--ds.zero_stage 2, this run has 3"),
+        ({"ds__param_dtype": "fp32"}, PROMPTS, "--ds.param_dtype bf16, this run has fp32"),
+        ({"ds__tensor_parallel_size": 2}, PROMPTS, "--ds.tensor_parallel_size 1, this run has 2"),
+        ({"ds__ring_attn_size": 2}, PROMPTS, "--ds.ring_attn_size 1, this run has 2"),
+        ({"ds__lora": NS(rank=8)}, PROMPTS, "--ds.lora.rank 0, this run has 8"),
+        *(
+            ({f"actor__{name}": 4}, PROMPTS, f"{ACTOR_GPUS} 2, this run has")
+            for name in ("num_nodes", "num_gpus_per_node")
         ),
         ({"actor__model_name_or_path": "other/model"}, PROMPTS, "this run has other/model"),
         (

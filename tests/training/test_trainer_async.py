@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from rhyme_openrlhf.training import trainer_async
 from rhyme_openrlhf.training.samples_generator import GeneratorState
 from rhyme_openrlhf.training.trainer_async import (
     GENERATOR,
@@ -43,3 +44,19 @@ def test_a_resume_brings_both_states_to_the_generator() -> None:
     actor.samples_generator = NS(restore=loaded.append)
     actor.load_state_dict({LOADER: {"yielded": 3}, GENERATOR: GeneratorState(7)})
     assert loaded == [{"yielded": 3}, GeneratorState(7)]
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_only_a_reproducible_runs_generator_is_seeded_and_before_upstream_draws(
+    reproducible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    plain = trainer_async.PlainGenerateSamplesActor
+    monkeypatch.setattr(plain, "__init__", lambda self, *_, **__: done.append("upstream"))
+    monkeypatch.setattr(plain, "samples_generator", None, raising=False)
+    monkeypatch.setattr(trainer_async, "seed_controller", done.append)
+    monkeypatch.setattr(trainer_async, "with_record", lambda made, services, cls: cls)
+    services = NS(settings=NS(run=NS(reproducible=reproducible)))
+    parts = NS(samples_generator="ours", generation=lambda actor: actor.samples_generator)
+    actor = RhymeGenerateSamplesActor("model", NS(services=services, seed=7), parts=parts)
+    assert done == [7] * reproducible + ["upstream"] and actor._generation == "ours"

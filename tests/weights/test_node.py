@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from rhyme_openrlhf.weights.buckets import (
     plan_buckets,
 )
 from rhyme_openrlhf.weights.node import KEPT, SegmentStore, WeightSpaceError
-from rhyme_openrlhf.weights.segment_file import SegmentFiles
+from rhyme_openrlhf.weights.segment_file import SegmentFile, SegmentFiles
 from rhyme_openrlhf.weights.segment_file import tensors as mapped_tensors
 
 
@@ -62,6 +63,10 @@ def test_only_the_newest_versions_are_kept(tmp_path: Path) -> None:
         store.store(weights, arrays)
     assert len(list(tmp_path.iterdir())) == KEPT
     assert {int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()} == {3, 4}
+    # Of one that has begun in the file of an older one, nothing is there yet.
+    begun = store.begin(version(5)[0])
+    with closing(SegmentFile(begun.path, begun.nbytes, len(begun.entries))) as file:
+        assert set(file.versions()) == {-1}
     store.close()
     assert not list(tmp_path.iterdir())
 

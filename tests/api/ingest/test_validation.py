@@ -29,6 +29,10 @@ MOVED = {
 }  # fmt: skip
 
 
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels else []
+
+
 def test_bodies_are_the_events_without_their_envelope(make_run: Callable[..., list[dict[str, Any]]]) -> None:
     rows = make_run(seed=21)
     for row, one in zip(rows, prepare(rows), strict=True):
@@ -104,6 +108,8 @@ def test_unknown_kinds_and_fields_are_kept_raw() -> None:
         ({**MOVED, "sample": "x" * 65}, "'sample'"),
         ({**MOVED, "tokens": 2**60}, "'tokens'"),
         ({**MOVED, "seconds": 1e12}, "'seconds'"),
+        ({**NOTE, "more": nested(40)}, "nested deeper than 32 levels"),
+        ({**NOTE, "kind": "future", "more": nested(40)}, "nested deeper than 32 levels"),
         ({**NOTE, "kind": "evaluation", "step": 1, "metrics": {"x" * 124: 1.0}}, "at most 123"),
     ],
 )

@@ -26,15 +26,6 @@ def test_the_worker_makes_the_state_of_a_new_request_by_the_name_we_replace() ->
     assert "output_token_ids" in CachedRequestState.__dataclass_fields__
 
 
-def test_the_scheduler_and_the_executor_have_the_methods_that_moves_call() -> None:
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.executor.abstract import Executor
-
-    assert {"method", "args"} <= set(inspect.signature(Executor.collective_rpc).parameters)
-    for name in ("_preempt_request", "_free_request", "reset_prefix_cache", "add_request"):
-        assert callable(getattr(Scheduler, name))
-
-
 def test_a_request_that_brings_nothing_is_made_as_ever() -> None:
     import torch
     from vllm import SamplingParams

@@ -110,6 +110,20 @@ def test_a_sample_that_joins_adds_no_rows_that_nobody_proposed(source: str) -> N
     assert "second" not in output.scheduled_spec_decode_tokens
 
 
+def test_room_ends_with_a_samples_own_blocks_where_free_ones_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for the longest drafts of all takes two blocks more of each, and those that the drafts fill."""
+    scheduler = drafting_scheduler("history", 512)
+    requests, block = list(scheduler.requests.values()), scheduler.block_size
+    each = scheduler.drafting._decode_tokens() // len(requests) - 1
+    enough = len(requests) * (2 + each // block)
+    for free, room in ((enough, each), (enough - 1, block - requests[0].num_computed_tokens - 1)):
+        monkeypatch.setattr(scheduler.kv_cache_manager.block_pool, "get_num_free_blocks", lambda free=free: free)
+        for request in requests:
+            request.spec_token_ids = [-1] * (each + 10)
+        scheduler.drafting.keep_room(requests)
+        assert [len(request.spec_token_ids) for request in requests] == [room] * len(requests)
+
+
 class Again(Proposals):
     """A source of its own: each sample's last token, twice."""
 

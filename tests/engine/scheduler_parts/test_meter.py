@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.drafting.drafter import FROM_HISTORY, FROM_OWN, SOURCE_NAMES
 from rhyme_openrlhf.drafting.source import Attribution, Verified
-from rhyme_openrlhf.engine.scheduler_parts.meter import PADDING, DraftTraces, StepMeter
+from rhyme_openrlhf.engine.scheduler_parts import DecodeStep
+from rhyme_openrlhf.engine.scheduler_parts.meter import PADDING, TIMED_EACH, DraftTraces, StatusFigures, StepMeter
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, speculation_rate, tokens_per_step
 
 
@@ -165,3 +166,24 @@ def test_traces_that_nobody_takes_are_dropped_oldest_first() -> None:
         traces.add(name, 5, 1, 0, "own")
         traces.finish(name)
     assert [trace["drafted"] for trace in traces.take(["1", "2", "3"])] == [0, 5, 5]
+
+
+def test_figures_of_a_status_are_of_the_time_since_the_last_one() -> None:
+    figures = StatusFigures()
+    timed = []
+    for number in range(3 * TIMED_EACH):
+        # The step before is known where the one after it was begun to time it.
+        timed.append(figures.is_timed())
+        figures.scheduled(None, DecodeStep(number, 10 * number, 2, 0.5) if timed[-1] else None)
+    assert [at for at, is_timed in enumerate(timed) if is_timed] == [
+        at for at in range(3 * TIMED_EACH) if (at + 1) % TIMED_EACH in (0, 1)
+    ]
+    counted = {"decode_steps": 24, "response_tokens": 90, "decode_tokens": 60, "sample_steps": 40}
+    first = figures.take(counted)
+    # Those at 0, 8 and 16.
+    assert first["decode"] == [8, 80, 2, 0.5]
+    assert (first["decode_steps"], first["tokens_per_step"]) == (24, 1.5)
+    assert figures.take(counted) == {
+        "decode_steps": 24, "tokens_per_second": 0, "tokens_per_step": 1.0, "decode": None,
+    }  # fmt: skip
+    assert figures.take({**counted, "decode_tokens": 90, "sample_steps": 50})["tokens_per_step"] == 3
