@@ -125,6 +125,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.callback(database.dispose)
+            stack.callback(service.ending.set)
             await run_in_threadpool(_open, service, show_link)
             for one in background:
                 await stack.enter_async_context(one(service))

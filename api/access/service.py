@@ -5,6 +5,7 @@ Each FastAPI app has one `Service` at `app.state.service`; routes get it with `D
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ class Service:
     callers: Fresh[Principal] = field(default_factory=lambda: Fresh(WHO_SECONDS, WHO_KEPT))
     intake: Intake = field(init=False)
     uid: str = field(default_factory=new_uid)
+    # Set when the service ends, for work in threads that takes longer than a request.
+    ending: threading.Event = field(default_factory=threading.Event)
     # None: nobody signs in with an OpenID Connect provider.
     openid: Provider | None = None
     # Set by `create_app`.

@@ -23,6 +23,8 @@ from rhyme_openrlhf.api.settings import ServeSettings
 
 # Most remembered addresses and tokens: about 1 MB. An attacker needs that many addresses to overflow it.
 BUCKETS = 10_000
+# Imports at once. Each takes as long as a run's events need, so reporters' batches have slots of their own.
+IMPORTS = 2
 # Retry delay when all slots are taken: a batch takes tens of milliseconds.
 SLOT_RETRY_S = 1.0
 
@@ -164,6 +166,7 @@ class Limits:
     requests: RateLimit
     sign_ins: RateLimit
     batches: Slots
+    imports: Slots
     streams: Slots
 
     @classmethod
@@ -172,5 +175,6 @@ class Limits:
             requests=RateLimit(settings.requests_per_second, settings.request_burst),
             sign_ins=RateLimit(settings.sign_ins_per_minute / 60, max(1.0, settings.sign_ins_per_minute)),
             batches=Slots(settings.batches_in_flight, "batches of events"),
+            imports=Slots(IMPORTS, "imports"),
             streams=Slots(settings.streams, "live streams"),
         )

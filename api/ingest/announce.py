@@ -7,7 +7,6 @@ that may report for a run (`admit`) changes its content.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store import run_status
-from rhyme_openrlhf.api.store.json_values import TOO_DEEP, is_too_deep, storable
+from rhyme_openrlhf.api.store.json_values import TOO_DEEP, check_json, is_too_deep
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
 from rhyme_openrlhf.api.store.parameters import keep_parameters
 from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
@@ -24,6 +23,8 @@ from rhyme_openrlhf.telemetry.run_directory import strict
 
 _UID = re.compile(rf"[0-9a-f]{{{UID_LENGTH}}}")
 ORIGINS = ("reported", "imported")
+# Parts of a config.json that are objects wherever they are read.
+OBJECTS = ("settings", "arguments", "versions", "git", "machine")
 
 
 class AnnouncementError(ValueError):
@@ -84,24 +85,29 @@ class Announcement:
     run_uid: str
     name: str
     run_directory: str
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     origin: str = "reported"
 
     def __post_init__(self) -> None:
         for field, uid in (("attempt uid", self.attempt_uid), ("run uid", self.run_uid)):
-            if not _UID.fullmatch(uid):
-                raise AnnouncementError(f"{field} must be {UID_LENGTH} hexadecimal digits, got {uid[:40]!r}")
+            if not isinstance(uid, str) or not _UID.fullmatch(uid):
+                raise AnnouncementError(f"{field} must be {UID_LENGTH} hexadecimal digits")
         if not 1 <= len(self.name) <= NAME_LENGTH:
             raise AnnouncementError(f"name must have 1 to {NAME_LENGTH} characters, got {len(self.name)}")
-        if is_too_deep(dict(self.config)):
+        if is_too_deep(self.config):
             raise AnnouncementError(f"config {TOO_DEEP}")
+        texts = {"name": self.name, "run_directory": self.run_directory, "config": strict(self.config)}
+        for field, value in texts.items():
+            try:
+                check_json(value)
+            except ValueError as error:
+                raise AnnouncementError(f"{field} {error}") from error
         command = self.config.get("command", [])
         if not isinstance(command, list) or not all(isinstance(part, str) for part in command):
             raise AnnouncementError("config.command must be a list of strings")
-        if not isinstance(self.config.get("versions", {}), Mapping):
-            raise AnnouncementError("config.versions must be an object")
-        if not _storable([self.name, self.run_directory, dict(self.config)]):
-            raise AnnouncementError("name, run_directory and config must be text without NUL characters")
+        for part in OBJECTS:
+            if not isinstance(self.config.get(part, {}), dict):
+                raise AnnouncementError(f"config.{part} must be an object")
         if self.origin not in ORIGINS:
             raise AnnouncementError(f"origin must be one of {', '.join(ORIGINS)}, got {self.origin!r}")
 
@@ -140,7 +146,7 @@ def announce(session: Session, announcement: Announcement, now: float, sender: S
         attempt.vouched = True
     # The newest attempt defines the run's configuration.
     if attempt is attempts[-1]:
-        config = strict(dict(announcement.config))
+        config = strict(announcement.config)
         run.command, run.versions = config.pop("command", []), dict(config.pop("versions", {}))
         run.config = config
         keep_parameters(session, run)
@@ -177,12 +183,3 @@ def _run_id(session: Session, announcement: Announcement, now: float, sender: Se
     except IntegrityError:
         return session.execute(query).scalar_one()
     return run.id
-
-
-def _storable(value: Any) -> bool:
-    """Return True if both databases can store all text in a JSON value."""
-    if isinstance(value, str):
-        return storable(value)
-    if isinstance(value, Mapping):
-        return all(storable(str(key)) and _storable(item) for key, item in value.items())
-    return all(map(_storable, value)) if isinstance(value, list) else True

@@ -14,33 +14,31 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.ingest.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
+from rhyme_openrlhf.api.ingest.decoding import BatchError
+from rhyme_openrlhf.api.ingest.imported_files import ImportedFiles, ImportingError, SourceLines
 from rhyme_openrlhf.api.ingest.store_batch import add_events, forget_events, remove_attempts
-from rhyme_openrlhf.api.ingest.validation import BadEventError, prepare
+from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
+from rhyme_openrlhf.api.store.json_values import read_json
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
 from rhyme_openrlhf.api.store.record import EventSource
 from rhyme_openrlhf.api.store.status import ACTIVE
+from rhyme_openrlhf.settings.recorded import object_at
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE
 
-# Events per transaction: a tenth of a second, with room for other writers in between.
-CHUNK = 5_000
-BAD_JSON = (json.JSONDecodeError, UnicodeDecodeError, msgspec.DecodeError, RecursionError)
+BAD_JSON = (UnicodeDecodeError, msgspec.DecodeError, RecursionError)
 UNHEARD = "imported from a run directory without an end"
-
-
-class ImportingError(Exception):
-    """The directory cannot be imported; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -58,55 +56,38 @@ class Imported:
     removed: tuple[str, ...]
 
 
-@dataclass
-class _SourceFile:
-    """The events of one source in a file: the sequence after its last event, and the missing ranges before it."""
-
-    following: int = 0
-    missing: list[tuple[int, int]] = field(default_factory=list)
-
-    def missing_below(self, sequence: int) -> int:
-        """Return the number of events before `sequence` that the file lacks."""
-        return sum(max(0, min(end, sequence) - begin) for begin, end in self.missing)
-
-
-class _Envelope(msgspec.Struct):
-    """The fields of an event that say where it belongs."""
-
-    source: str
-    sequence: int
-
-
-def import_directory(database: Database, directory: Path, now: float) -> Imported:
+def import_directory(
+    database: Database, directory: Path, now: float, ended: Callable[[], bool] = lambda: False
+) -> Imported:
     """Import a run directory. Attempts of a resumed run are imported in the order of their starts.
 
-    `now` in unix seconds. Raises ImportingError, BusyError.
+    `now` in unix seconds; `ended` returns True when the service ends. Raises ImportingError, BusyError.
     """
-    directory = directory.absolute()
-    events = directory / "events.jsonl"
     try:
-        config = (directory / "config.json").read_bytes()
-        announcement = _announcement(directory, config, next((line for _, line in _lines(events)), b""))
+        files = ImportedFiles(directory.resolve(), ended)
+        announcement = _announcement(files.directory, files.config(), files.first_line())
         # Before the file is read, because a run writes to its file first, so the file has at least the stored events.
         known = _known(database, announcement.attempt_uid)
-        replaced = _fills_gaps(known, _scan(events), announcement.attempt_uid)
-        return _import(database, announcement, events, replaced, now)
-    except (AnnouncementError, AnnouncementConflictError, BadEventError, *BAD_JSON) as error:
+        replaced = _fills_gaps(known, files.sources(), announcement.attempt_uid)
+        return _import(database, announcement, files, replaced, now)
+    except (AnnouncementError, AnnouncementConflictError, BatchError, *BAD_JSON) as error:
         raise ImportingError(f"{directory} cannot be imported: {error}") from error
     except OSError as error:
         raise ImportingError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
-def _import(database: Database, announcement: Announcement, events: Path, replaced: bool, now: float) -> Imported:
+def _import(
+    database: Database, announcement: Announcement, files: ImportedFiles, replaced: bool, now: float
+) -> Imported:
     uid = announcement.attempt_uid
     accepted = duplicates = 0
     with database.writing() as session:
         removed = _remove_unvouched(session, announcement)
         attempt = announce(session, announcement, now)
         if replaced:
-            accepted = _replace(session, attempt, events)
+            accepted = _replace(session, attempt, files)
     if not replaced:
-        for chunk in _chunks(events):
+        for chunk in files.chunks():
             arrived = prepare(chunk)
             with database.writing() as session:
                 fresh = len(add_events(session, uid, arrived))
@@ -131,7 +112,7 @@ def _remove_unvouched(session: Session, announcement: Announcement) -> tuple[str
     return tuple(one.uid for one in gone)
 
 
-def _replace(session: Session, attempt: Attempt, events: Path) -> int:
+def _replace(session: Session, attempt: Attempt, files: ImportedFiles) -> int:
     """Replace the attempt's stored events; return the number of new ones.
 
     Raises ImportingError if the file has fewer events than were stored.
@@ -139,7 +120,7 @@ def _replace(session: Session, attempt: Attempt, events: Path) -> int:
     before = _sources(session, attempt.uid)
     run, _ = run_status.lock_run(session, attempt.run_id)
     forget_events(session, run, attempt)
-    accepted = sum(len(add_events(session, attempt.uid, prepare(chunk))) for chunk in _chunks(events))
+    accepted = sum(len(add_events(session, attempt.uid, prepare(chunk))) for chunk in files.chunks())
     after = {one.source: one for one in _sources(session, attempt.uid)}
     for one in before:
         now = after.get(one.source, _Source(one.source))
@@ -173,14 +154,14 @@ def _sources(session: Session, attempt_uid: str) -> list[_Source]:
     return [_Source(*row) for row in session.execute(query)]
 
 
-def _fills_gaps(known: Iterable[_Source], sources: Mapping[str, _SourceFile], attempt_uid: str) -> bool:
+def _fills_gaps(known: Iterable[_Source], sources: Mapping[str, SourceLines], attempt_uid: str) -> bool:
     """Return True if the file has events that are missing in the store.
 
     Raises ImportingError if the file has fewer events than the store.
     """
     fills = False
     for stored in known:
-        ours = sources.get(stored.source, _SourceFile())
+        ours = sources.get(stored.source, SourceLines())
         if ours.following < stored.next_sequence or ours.missing_below(stored.next_sequence) > stored.gaps:
             raise _holds_less(attempt_uid, stored.source, ours.following, stored.next_sequence)
         fills = fills or stored.dropped > ours.missing_below(ours.following)
@@ -205,11 +186,14 @@ def _end_unheard(session: Session, attempt_uid: str, now: float) -> None:
 
 def _announcement(directory: Path, text: bytes, first_line: bytes) -> Announcement:
     """Return the identity of the run: the reported one if its settings name it, else a digest of its content."""
-    config = json.loads(text)
+    try:
+        config = read_json(text)
+    except ValueError as error:
+        raise AnnouncementError(f"{CONFIG_FILE} {error}") from error
     if not isinstance(config, dict):
-        raise ImportingError(f"{directory}/config.json is not a JSON object")
+        raise AnnouncementError(f"{CONFIG_FILE} is not a JSON object")
     digest = hashlib.sha256(text + first_line).hexdigest()
-    control, run = _object(config, "settings", "control"), _object(config, "settings", "run")
+    control, run = object_at(config, "settings", "control"), object_at(config, "settings", "run")
     return Announcement(
         attempt_uid=control.get("attempt_uid") or digest[:UID_LENGTH],
         run_uid=control.get("run_uid") or digest[UID_LENGTH : 2 * UID_LENGTH],
@@ -218,41 +202,3 @@ def _announcement(directory: Path, text: bytes, first_line: bytes) -> Announceme
         config=config,
         origin="imported",
     )
-
-
-def _object(value: Any, *names: str) -> Mapping[str, Any]:
-    """Return a nested object, empty if there is none."""
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
-
-
-def _scan(events: Path) -> dict[str, _SourceFile]:
-    """Return the file's content by source."""
-    decode = msgspec.json.Decoder(_Envelope).decode
-    sources: dict[str, _SourceFile] = {}
-    for number, line in _lines(events):
-        try:
-            row = decode(line)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ImportingError(f"{events}, line {number} is not an event: {error}") from error
-        source = sources.setdefault(row.source, _SourceFile())
-        if row.sequence > source.following:
-            source.missing.append((source.following, row.sequence))
-        source.following = max(source.following, row.sequence + 1)
-    return sources
-
-
-def _chunks(events: Path) -> Iterator[list[Any]]:
-    lines = _lines(events)
-    decode = msgspec.json.Decoder().decode
-    while chunk := [decode(line) for _, line in itertools.islice(lines, CHUNK)]:
-        yield chunk
-
-
-def _lines(events: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield complete lines with their numbers, without an incomplete last line of a killed writer."""
-    with events.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield number, line

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Attempt, Run
+from rhyme_openrlhf.regular_files import open_below
 
 # Most bytes that a page shows at once; it loads more in pieces.
 MAX_CHUNK = 1024 * 1024
@@ -127,21 +128,11 @@ def _process(logs: Path, name: str) -> str:
 @contextmanager
 def open_log(logs: Path, name: str) -> Iterator[BinaryIO]:
     """Open one file below `logs`. Raises LogError for anything but a regular file there."""
-    if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
-        raise LogError("this log does not exist")
     try:
-        path = (logs / name).resolve()
-        if not path.is_relative_to(logs):
-            raise LogError("this log does not exist")
-        # The path is resolved, so a link here was created since then. O_NONBLOCK: a pipe must not block before it is
-        # refused.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, RuntimeError, ValueError) as error:
+        file = open_below(logs, name)
+    except OSError as error:
         raise LogError("this log does not exist") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise LogError("this log does not exist")
-    with os.fdopen(descriptor, "rb") as file:
+    with file:
         yield file
 
 

@@ -15,7 +15,8 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
-from rhyme_openrlhf.api.ingest.importer import ImportingError, import_directory
+from rhyme_openrlhf.api.ingest.imported_files import ImportingError
+from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.store.bounds import NO_NUL, Body
 from rhyme_openrlhf.api.store.models import Attempt
 
@@ -48,10 +49,9 @@ class ImportReceipt(BaseModel):
 def make_import(body: Import, who: auth.Operator, service: ServiceDep, launching: LaunchingDep) -> ImportReceipt:
     """Import a run directory on the service's machine, below its roots; repeating it changes nothing."""
     directory = _below_roots(body.directory, readable_roots(launching))
-    # An import costs as much as many batches, so it takes one of their slots.
-    with service.limits.batches.one():
+    with service.limits.imports.one():
         try:
-            done = import_directory(service.database, directory, time.time())
+            done = import_directory(service.database, directory, time.time(), service.ending.is_set)
         except ImportingError as error:
             raise ProblemError(422, str(error), code="import_refused") from error
     with service.database.reading() as session:

@@ -23,10 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from rhyme_openrlhf.regular_files import read_regular
 from rhyme_openrlhf.settings.drafting import HISTORY, V1, DraftingSettings
 from rhyme_openrlhf.user_cache import user_cache
 
 FORMAT = 1
+# Bytes of a profile; a real one has some 20 KB.
+LARGEST = 4 * 1024 * 1024
 Origin = Literal["measured", "derived"]
 P = TypeVar("P", bound="_Point")
 
@@ -185,7 +188,7 @@ def read(path: Path) -> Profile:
 def read_text(path: Path) -> str:
     """Return the text at `path`, for `parse`. Raise ProfileError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, LARGEST).decode("utf-8")
     except OSError as error:
         raise ProfileError(f"the profile {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -198,6 +201,8 @@ def parse(text: str, what: str) -> Profile:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise ProfileError(f"{what} is no JSON: line {error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of brackets
+        raise ProfileError(f"{what} is no JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
         raise ProfileError(f"{what} has format {found!r}; this version reads format {FORMAT}")

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.regular_files import read_regular
+
 # Weights, keys and values: 16 bits a number.
 WEIGHT_BYTES = 2
 # What configurations call the number of experts of a layer.
@@ -23,6 +25,8 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _OTHER_PLACES = ("interleave_moe_layer_step", "expert_layer_period")
 # A configuration is some kilobytes.
 _LARGEST_CONFIG = 1_000_000
+# Far more than any model has, and few enough to look at each.
+_MOST_LAYERS = 10_000
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Words in the kinds of layers (Transformers 5) that keep a state of the whole text in place of keys and values.
 _RECURRENT_LAYERS = ("linear", "mamba", "hybrid", "recurrent")
@@ -86,15 +90,17 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
             attention, latent = _latent_attention(config, hidden, heads)
         else:
             attention = 2 * hidden * heads * size + 2 * hidden * kv_heads * size
+        if layers > _MOST_LAYERS:
+            return None
         inner = _inner_parameters(config, hidden, layers)
-    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        # A layer with a sliding window keeps few tokens: it counts as none.
+        whole = layers - sum(kind == "sliding_attention" for kind in config.get("layer_types") or ())
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError, ZeroDivisionError):
         return None
     if inner is None:
         return None
     head = 0 if config.get("tie_word_embeddings") else vocabulary * hidden
     parameters = layers * (attention + 2 * hidden) + inner + vocabulary * hidden + head + hidden
-    # A layer with a sliding window keeps few tokens: it counts as none.
-    whole = layers - sum(kind == "sliding_attention" for kind in config.get("layer_types") or ())
     name = f"{architecture} {layers}x{hidden} heads {heads}/{kv_heads} vocabulary {vocabulary}"
     return ModelShape(name, parameters, whole, kv_heads, size, vocabulary, latent, head)
 
@@ -159,9 +165,8 @@ def read_config(model: str) -> Mapping[str, Any]:
     if folder is None or not folder.is_absolute():
         return {}
     try:
-        with (folder / "config.json").open("rb") as file:
-            config = json.loads(file.read(_LARGEST_CONFIG))
-    except (OSError, ValueError):
+        config = json.loads(read_regular(folder / "config.json", _LARGEST_CONFIG))
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 

@@ -22,11 +22,18 @@ def is_own(key: str) -> bool:
     return key in _OWN or key.startswith(_OWN_GROUPS)
 
 
+def object_at(config: Any, *names: str) -> Mapping[str, Any]:
+    """Return the object that these names lead to, empty if there is none or something else is there."""
+    for name in names:
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config if isinstance(config, Mapping) else {}
+
+
 def recorded_settings(config: Mapping[str, Any], spec: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return every recorded setting by its key, without machine and versions."""
     found: dict[str, Any] = {}
-    for part in (config.get("arguments"), config.get("settings")):
-        if isinstance(part, Mapping) and part:
+    for name in ("arguments", "settings"):
+        if part := object_at(config, name):
             found.update(flatten(part))
     if not found and spec is not None and spec.get("arguments"):
         found = flatten(spec["arguments"])

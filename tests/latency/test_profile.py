@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,3 +164,14 @@ def test_the_file_name_says_what_is_in_it() -> None:
 def test_a_machine_has_a_name() -> None:
     assert "cores" in subjects.hardware_name(())
     assert subjects.hardware_name(("NVIDIA H200", "NVIDIA H200")) == "NVIDIA H200"
+
+
+def test_what_is_no_profile_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 2**40)
+    (tmp_path / "deep").write_text("[" * 100_000)
+    (tmp_path / "digits").write_text("9" * 5000)
+    for name in ("pipe", "huge", "deep", "digits"):
+        with pytest.raises(ProfileError, match=f"the profile {tmp_path / name} "):
+            profiles.read(tmp_path / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,3 +120,13 @@ def test_what_would_be_counted_wrongly_has_no_shape(changed: dict[str, Any]) -> 
 )
 def test_layers_with_a_state_make_a_model_hybrid(config: dict[str, object], hybrid: bool) -> None:
     assert is_hybrid(config) is hybrid
+
+
+def test_a_configuration_that_was_made_to_do_harm_has_no_shape(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert read_shape(str(tmp_path)) is None
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert read_shape(str(tmp_path)) is None
+    for changed in ({"num_hidden_layers": 10**15, "num_experts": 8}, {"hidden_size": 1e400}, {"layer_types": 5}):
+        assert model_shape({**QWEN3_8B, **changed}) is None

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import select, update
 
 from rhyme_openrlhf.api.ingest.announce import Announcement, Sender, announce
-from rhyme_openrlhf.api.ingest.importer import ImportingError, import_directory
+from rhyme_openrlhf.api.ingest.imported_files import ImportingError
+from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.ingest.store_batch import ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store.database import Database
