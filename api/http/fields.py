@@ -89,9 +89,5 @@ async def refuse_unknown(request: Request) -> None:
     if not unknown:
         return
     allowed = f"this operation knows: {', '.join(sorted(known))}" if known else "this operation has no parameters"
-    errors = [FieldError(field=f"query.{_readable(name)}", message=allowed) for name in unknown[:10]]
+    errors = [FieldError(field=f"query.{name[:_SHOWN]}", message=allowed) for name in unknown[:10]]
     raise ProblemError(422, "the request has an unknown parameter", code="unknown_parameter", errors=errors)
-
-
-def _readable(name: str) -> str:
-    return name[:_SHOWN].encode("utf-8", "replace").decode("utf-8")

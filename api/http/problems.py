@@ -136,8 +136,8 @@ def problem_response(
         title=http.HTTPStatus(status).phrase,
         status=status,
         code=code or code_of(status),
-        detail=detail,
-        errors=list(errors) if errors else None,
+        detail=_readable(detail),
+        errors=[FieldError(field=_readable(one.field), message=_readable(one.message)) for one in errors or ()] or None,
     )
     body = problem.model_dump(exclude_none=True)
     return JSONResponse(body, status_code=status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
@@ -185,7 +185,7 @@ def install(app: FastAPI) -> None:
         return problem_response(422, "the request is not valid", None, fields)
 
     async def on_query(request: Request, error: Exception) -> JSONResponse:
-        fields = [FieldError(field="query.filter", message=_readable(str(error)))]
+        fields = [FieldError(field="query.filter", message=str(error))]
         return problem_response(422, "the filter is not valid", "invalid_filter", fields)
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
@@ -223,10 +223,10 @@ def install(app: FastAPI) -> None:
 
 
 def _where(location: Sequence[Any]) -> str:
-    # The location may contain a key that the client made up. It is cut, because no name of ours is that long. Lone
-    # surrogates, which JSON can write and UTF-8 cannot, are replaced.
-    return _readable(".".join(str(part)[:100] for part in location))
+    # The location may contain a key that the client made up. It is cut, because no name of ours is that long.
+    return ".".join(str(part)[:100] for part in location)
 
 
 def _readable(text: str) -> str:
+    """Return what a client may have sent without lone surrogates, which JSON can write and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -23,6 +23,8 @@ from rhyme_openrlhf.telemetry.run_directory import strict
 
 _UID = re.compile(rf"[0-9a-f]{{{UID_LENGTH}}}")
 ORIGINS = ("reported", "imported")
+# Every batch reads all attempts of its run; a run that is resumed each hour has as many after six weeks.
+MOST_ATTEMPTS = 1000
 # Parts of a config.json that are objects wherever they are read.
 OBJECTS = ("settings", "arguments", "versions", "git", "machine")
 
@@ -115,8 +117,8 @@ class Announcement:
 def announce(session: Session, announcement: Announcement, now: float, sender: Sender | None = None) -> Attempt:
     """Return the announced attempt, created with its run if new. An attempt started here gets its configuration.
 
-    `now` in unix seconds; `sender` None is the service itself. Raises ForeignRunError, and AnnouncementConflictError if
-    the attempt belongs to another run.
+    `now` in unix seconds; `sender` None is the service itself. Raises ForeignRunError, AnnouncementConflictError if the
+    attempt belongs to another run, and AnnouncementError if the run has too many.
     """
     run_id = _run_id(session, announcement, now, sender)
     run, attempts = run_status.lock_run(session, run_id)
@@ -126,6 +128,8 @@ def announce(session: Session, announcement: Announcement, now: float, sender: S
         taken = session.execute(select(Attempt.id).where(Attempt.uid == announcement.attempt_uid)).first()
         if taken is not None:
             raise AnnouncementConflictError(f"attempt {announcement.attempt_uid} belongs to another run")
+        if len(attempts) >= MOST_ATTEMPTS:
+            raise AnnouncementError(f"the run has {MOST_ATTEMPTS} attempts, and none can be added")
         attempt = Attempt(
             run_id=run.id,
             number=attempts[-1].number + 1 if attempts else 1,

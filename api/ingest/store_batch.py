@@ -16,21 +16,26 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.exc import NoResultFound
+from sqlalchemy import select
+from sqlalchemy.exc import DataError, NoResultFound
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.ingest.announce import Sender, admit
+from rhyme_openrlhf.api.ingest.decoding import FormError
 from rhyme_openrlhf.api.ingest.derived_rows import derive, remove, update_header
 from rhyme_openrlhf.api.ingest.rollup import claimed_steps
 from rhyme_openrlhf.api.ingest.validation import Arrived, from_store
 from rhyme_openrlhf.api.store import run_status
+from rhyme_openrlhf.api.store.bounds import INT64
 from rhyme_openrlhf.api.store.bulk import BulkInsert, replace
+from rhyme_openrlhf.api.store.json_values import COUNT_MAX
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.record import EventSource, RawEvent
 
 # Stored events that are read at once.
 PIECE = 5_000
+# Most events of an attempt that may be missing, over all its sources.
+MOST_LOST = COUNT_MAX
 _EVENT_COLUMNS = ("run_id", "attempt_id", "source", "sequence", "time", "kind", "body")
 _SOURCE_COLUMNS = ("attempt_id", "source", "next_sequence", "gaps", "dropped")
 _EVENTS: Any = RawEvent.__table__
@@ -76,7 +81,7 @@ def ingest(
       events. Then nothing is stored, because the reporter sends the lost events first.
     - `sender`: None is the service itself
 
-    Raises UnknownAttemptError, ForeignRunError.
+    Raises UnknownAttemptError, ForeignRunError, FormError.
     """
     run, attempts, attempt = _locked(session, attempt_uid)
     admit(run, attempt, sender)
@@ -97,7 +102,7 @@ def ingest(
 
 
 def add_events(session: Session, attempt_uid: str, arrived: Sequence[Arrived]) -> list[Arrived]:
-    """Store events that no reporter sent; return the new ones. Raises UnknownAttemptError."""
+    """Store events that no reporter sent; return the new ones. Raises UnknownAttemptError, FormError."""
     run, attempts, attempt = _locked(session, attempt_uid)
     return _add(session, run, attempts, attempt, _sources(session, attempt), arrived, {})[0]
 
@@ -176,6 +181,24 @@ def _add(
     given_up: Mapping[str, int],
 ) -> tuple[list[Arrived], dict[str, int]]:
     """Write the new raw events and their derived rows; return them, and each source's next sequence number."""
+    try:
+        return _write(session, run, attempts, attempt, sources, arrived, given_up)
+    except (DataError, OverflowError) as error:
+        # Each number fits into its column (`validation.py`); sums over engines and steps may not.
+        raise FormError(
+            "the sums of the events' numbers are too large", "body.events", "must have sums of 64 bits"
+        ) from error
+
+
+def _write(
+    session: Session,
+    run: Run,
+    attempts: Sequence[Attempt],
+    attempt: Attempt,
+    sources: Mapping[str, Any],
+    arrived: Sequence[Arrived],
+    given_up: Mapping[str, int],
+) -> tuple[list[Arrived], dict[str, int]]:
     connection = session.connection()
     following = defaultdict(int, {source: row.next_sequence for source, row in sources.items()})
     gaps = defaultdict(int, {source: row.gaps for source, row in sources.items()})
@@ -191,9 +214,12 @@ def _add(
         source: max(dropped.get(source, 0), gaps[source], given_up.get(source, 0) - filled.get(source, 0))
         for source in {*following, *given_up}
     }
+    total, before = sum(lost.values()), sum(dropped.values())
+    if total > max(MOST_LOST, before):
+        raise FormError("the events have too large gaps", "body.events", f"must lack at most {MOST_LOST} events in all")
     changed = {one.source for one in fresh} | {source for source in lost if lost[source] != dropped.get(source, 0)}
     _write_sources(connection, [(attempt.id, name, following[name], gaps[name], lost[name]) for name in changed])
-    if sum(lost.values()) != sum(dropped.values()):
+    if total != before:
         _count_dropped(session, run)
     if fresh:
         ids = (run.id, attempt.id)
@@ -210,8 +236,9 @@ def _sources(session: Session, attempt: Attempt) -> dict[str, Any]:
 
 
 def _count_dropped(session: Session, run: Run) -> None:
-    total = select(func.sum(EventSource.dropped)).join(Attempt, Attempt.id == EventSource.attempt_id)
-    run.dropped_events = int(session.execute(total.where(Attempt.run_id == run.id)).scalar_one() or 0)
+    dropped = select(EventSource.dropped).join(Attempt, Attempt.id == EventSource.attempt_id)
+    # Added up here, because a database refuses a sum of more than 64 bits.
+    run.dropped_events = min(sum(session.scalars(dropped.where(Attempt.run_id == run.id))), INT64)
 
 
 def _derive(

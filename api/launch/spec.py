@@ -19,10 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from rhyme_openrlhf.api.launch import spec_paths
 from rhyme_openrlhf.api.launch.schema import TypedOption, options, replaced
+from rhyme_openrlhf.api.store.json_values import check_json
 from rhyme_openrlhf.run.resources import Share, required_gpus, shares
 from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
 from rhyme_openrlhf.settings.options import SettingsError, did_you_mean, from_mapping
@@ -40,7 +41,9 @@ EXAMPLE: Arguments = {
 }
 # Arguments in a request.
 Given = Annotated[
-    Arguments, Field(description="Options by group and name; GET /api/v1/schema lists them.", examples=[EXAMPLE])
+    Arguments,
+    AfterValidator(check_json),
+    Field(description="Options by group and name; GET /api/v1/schema lists them.", examples=[EXAMPLE]),
 ]
 # Estimators whose baseline comes from the prompt's other samples (openrlhf/cli/train_ppo_ray.py, after its parser).
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")

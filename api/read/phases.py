@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.store.models import Attempt, Run, RunParameter
 from rhyme_openrlhf.api.store.record import RawEvent, of_kinds
 from rhyme_openrlhf.api.store.status import RunStatus
+from rhyme_openrlhf.settings.recorded import object_at
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import (
     Measuring,
@@ -73,8 +74,8 @@ def _newest(session: Session, attempt: Attempt) -> list[Recorded]:
 def _earlier(session: Session, run: Run) -> list[list[Recorded]]:
     """Return events of the newest earlier runs of the same set-up."""
     model = select(RunParameter.text).where(RunParameter.run_id == run.id, RunParameter.name == MODEL)
-    host = run.config.get("machine", {}).get("host")
-    if run.engines is None or host is None:
+    host = object_at(run.config, "machine").get("host")
+    if run.engines is None or not isinstance(host, str):
         return []
     alike = (
         select(Run.id)

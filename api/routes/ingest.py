@@ -124,12 +124,11 @@ def put_attempt(uid: AttemptUid, body: AnnouncementBody, who: auth.Reporter, ser
     """Announce run and attempt; repeating it changes nothing."""
     try:
         announcement = Announcement(uid, body.run, body.name, body.run_directory, body.config)
-    except AnnouncementError as error:
-        raise ProblemError(422, str(error)) from error
-    try:
         with service.database.writing() as session:
             attempt = announce(session, announcement, time.time(), _sender(who))
             return Announced(run=body.run, attempt=attempt.number)
+    except AnnouncementError as error:
+        raise ProblemError(422, str(error)) from error
     except ForeignRunError as error:
         raise ProblemError(403, str(error), code="foreign_run") from error
     except AnnouncementConflictError as error:

@@ -7,13 +7,14 @@ much. In both cases, a batch of any size is one statement, parsed once.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 
 _POSTGRESQL = postgresql.dialect()
 
@@ -58,8 +59,12 @@ class BulkInsert:
                 copy.set_types(self._types)
                 for row in rows:
                     copy.write_row(row)
-        except psycopg.OperationalError as error:  # raised as SQLAlchemy does for every other statement
+        # Raised as SQLAlchemy does for every other statement.
+        except psycopg.OperationalError as error:
             raise OperationalError(self._copy, None, error) from error
+        # The driver itself refuses some numbers that no column has room for.
+        except (psycopg.DataError, OverflowError, struct.error) as error:
+            raise DataError(self._copy, None, error) from error
 
 
 def _type_name(declared: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,11 +146,13 @@ class LaunchService:
 
 
 @contextmanager
-def launch_service(tmp_path: Path, database: str = "", **changes: Any) -> Iterator[LaunchService]:
-    """`database` is a URL, "" for SQLite; `changes` are launch settings."""
+def launch_service(
+    tmp_path: Path, database: str = "", served: Mapping[str, Any] | None = None, **changes: Any
+) -> Iterator[LaunchService]:
+    """`database` is a URL, "" for SQLite; `served` are further settings of the service, `changes` launch settings."""
     root = tmp_path / "root"
     root.mkdir()
-    settings = ServeSettings(data_dir=str(tmp_path / "data"), roots=str(root), database=database)
+    settings = ServeSettings(data_dir=str(tmp_path / "data"), roots=str(root), database=database, **(served or {}))
     prepare(settings)
     app = create_app(settings, background=())
     cluster = Cluster()

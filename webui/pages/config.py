@@ -21,7 +21,7 @@ from rhyme_openrlhf.api.read.run_json import attempt_view, run_tag
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import UID_LENGTH, Run
-from rhyme_openrlhf.settings.recorded import is_own
+from rhyme_openrlhf.settings.recorded import is_own, object_at
 from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.run.recorded_settings import commits_of, rows_of, sections
@@ -54,7 +54,6 @@ def config_page(
         run = find_run(session, uid)
         other = find_run(session, to) if to and to != uid else None
         newest = list_runs(session, RunFilter(archived="all"), "created_at", "desc", OFFERED, None)[0]
-        machine = run.config.get("machine")
         context = {
             **run_context(page, session, run),
             "detail": run,
@@ -64,7 +63,7 @@ def config_page(
             "command": shlex.join(run.command),
             "commits": commits_of(run),
             "versions": run.versions,
-            "machine": machine if isinstance(machine, Mapping) else {},
+            "machine": object_at(run.config, "machine"),
             "attempts": [attempt_view(attempt) for attempt in run.attempts],
             "created_by": run.created_by,
             "files": _files(session, run, readable_roots(launching)),

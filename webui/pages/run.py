@@ -21,6 +21,7 @@ from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RESUMABLE
+from rhyme_openrlhf.settings.recorded import object_at
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
 from rhyme_openrlhf.webui.run.recent import RECENT, Change, recent_change, seconds_left, step_ends
@@ -105,7 +106,7 @@ def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
         "progress": text.share(run.step, run.steps_total),
         "seconds_left": left,
         "seconds_so_far": None if run.started_at is None or end is None else end - run.started_at,
-        "emulated": run.config.get("settings", {}).get("emulate", {}).get("profile", ""),
+        "emulated": object_at(run.config, "settings", "emulate").get("profile", ""),
         "can_stop": active and run.status != "stopping",
         "can_resume": run.status in RESUMABLE and run.spec is not None,
         "can_clone": run.spec is not None or run.command[:2] == ["rhyme", "train"],

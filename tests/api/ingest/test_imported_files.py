@@ -1,4 +1,4 @@
-"""A run directory that somebody made to do harm: pipes, links, and files, lines and numbers without end."""
+"""A run directory that was made to do harm: pipes, links, and files, lines and numbers without end."""
 
 from __future__ import annotations
 

@@ -10,13 +10,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from rhyme_openrlhf.api.ingest.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
+from rhyme_openrlhf.api.ingest.announce import (
+    MOST_ATTEMPTS,
+    OBJECTS,
+    Announcement,
+    AnnouncementConflictError,
+    AnnouncementError,
+    announce,
+)
+from rhyme_openrlhf.api.ingest.decoding import FormError
 from rhyme_openrlhf.api.ingest.store_batch import Receipt, UnknownAttemptError, ingest, remove_attempts
 from rhyme_openrlhf.api.ingest.validation import BadEventError, prepare
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
+from rhyme_openrlhf.api.store.json_values import COUNT_MAX, MOST_VALUES
 from rhyme_openrlhf.api.store.models import Attempt, Run
-from rhyme_openrlhf.api.store.record import EpochRow, Step
+from rhyme_openrlhf.api.store.record import EpochRow, EventSource, Step
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.summary import summarize
 from tests.examples import examples
@@ -235,6 +244,18 @@ def test_unknown_attempts_and_bad_announcements(database: Database) -> None:
     }.items():
         with pytest.raises(AnnouncementError):
             Announcement(**{**good, field: value})
+    for config in (
+        *({part: odd} for part in OBJECTS for odd in ("text", [], None, 5)),
+        {"settings": {f"a{number}": {"b": 1} for number in range(MOST_VALUES // 4)}},
+        {"settings": {"run": {"seed": 10**400}}},
+        {"settings": {"run": {"seed": -(2**63) - 1}}},
+        {"settings": {"run": {"\ud800": 1}}},
+    ):
+        with pytest.raises(AnnouncementError, match="^config"):
+            Announcement(**{**good, "config": config})
+    for uid in (5, ["a" * 16], None, 10**400):
+        with pytest.raises(AnnouncementError, match="run uid must be 16 hexadecimal digits"):
+            Announcement(**{**good, "run_uid": uid})
     with database.writing() as session:
         first = announce(session, Announcement(**good), NOW)
         again = announce(session, Announcement(**{**good, "config": {"settings": {"limit": float("inf")}}}), NOW)
@@ -319,3 +340,52 @@ def test_an_attempt_that_is_removed_leaves_no_trace(
         # Attempts keep their numbers, and whether they resumed another.
         del stored["attempts"], expected["attempts"]
         assert stored == expected, gone
+
+
+def note(source: str, sequence: int) -> dict[str, Any]:
+    return {"kind": "note", "time": 1.0, "source": source, "sequence": sequence, "level": "info", "text": ""}
+
+
+def test_gaps_whose_sum_no_database_adds_up_are_refused(database: Database) -> None:
+    uid = next(_uids)
+    attempt = attempt_of(database, uid)
+    assert send(database, attempt, [note("a", COUNT_MAX)]).accepted == 1
+    with pytest.raises(FormError, match="too large gaps"):
+        send(database, attempt, [note("b", 1), note("c", COUNT_MAX)])
+    # Nothing of it is stored, and what has no gap still is.
+    assert send(database, attempt, [note("a", COUNT_MAX), note("b", 0)]).accepted == 1
+    assert run_of(database, uid).dropped_events == COUNT_MAX
+    # An earlier version has stored such gaps.
+    with database.writing() as session:
+        number = session.execute(select(Attempt.id).where(Attempt.uid == attempt)).scalar_one()
+        stored = {"attempt_id": number, "next_sequence": 2**53 + 1, "gaps": 2**53, "dropped": 2**53}
+        session.add_all(EventSource(**stored, source=f"s{n}") for n in range(1025))
+    assert send(database, attempt, [note("b", 1)], given_up={}).accepted == 1
+    with pytest.raises(FormError, match="too large gaps"):
+        send(database, attempt, [note("b", 3)])
+
+
+def test_sums_that_no_column_has_room_for_are_refused(database: Database, make_run: Callable[..., Rows]) -> None:
+    uid = next(_uids)
+    attempt = attempt_of(database, uid)
+    (row,) = [row for row in make_run(seed=21, steps=(1,), engines=1) if row["kind"] == "engine_step"]
+    largest = {name: COUNT_MAX if isinstance(value, int) else value for name, value in row["counters"].items()}
+    rows = [{**row, "sequence": number, "engine": number, "counters": largest} for number in range(1100)]
+    with pytest.raises(FormError, match="the sums of the events' numbers are too large"):
+        send(database, attempt, rows)
+    assert send(database, attempt, [note("a", 0)]).accepted == 1
+
+
+def test_a_run_has_a_bounded_number_of_attempts(database: Database) -> None:
+    uid = next(_uids)
+    attempt_of(database, uid)
+    run = run_of(database, uid)
+    with database.writing() as session:
+        session.add_all(
+            Attempt(
+                run_id=run.id, number=number, uid=next(_uids), resumes=True, message="", status="lost", queued_at=NOW
+            )
+            for number in range(2, MOST_ATTEMPTS + 1)
+        )
+    with pytest.raises(AnnouncementError, match="the run has 1000 attempts"):
+        attempt_of(database, uid)
