@@ -72,7 +72,10 @@ class ServeSettings(Settings):
     )
     request_burst: int = option(400, "Requests that may arrive at once, above that rate.", low=1, high=100000)
     sign_ins_per_minute: float = option(
-        20.0, "Wrong tokens and sign-in links per minute from one client address.", low=0.1, high=100000
+        20.0,
+        "Wrong tokens and sign-in links per minute from one client address, and as many sign-ins with a provider.",
+        low=0.1,
+        high=100000,
     )
     body_mb: float = option(1.0, "Largest request body in MB, except batches of events.", low=0.01, high=1024)
     batch_mb: float = option(

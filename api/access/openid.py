@@ -9,7 +9,9 @@ Invariants:
   verifier are in an HttpOnly cookie.
 - The id token is signed with one of the provider's keys. Signatures with the client's secret, or none, are refused.
 - The id token has the issuer and audience of the settings and the nonce of this sign-in, and has not expired.
-- No request to the provider takes longer than `--openid.wait_s`, however slowly it answers.
+- No request to the provider takes longer than `--openid.wait_s`, however slowly it answers, and at most `MOST_BYTES` of
+  an answer are read.
+- A person's name is an e-mail address only if the provider has verified it, or the settings name the claim.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import base64
 import binascii
 import contextlib
 import dataclasses
+import functools
 import hmac
 import json
 import logging
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +55,9 @@ METADATA = frozenset(
     {"_loaded_at", "issuer", "authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint",
      "id_token_signing_alg_values_supported", "token_endpoint_auth_methods_supported"}
 )  # fmt: skip
-# A claim that another one may have to vouch for.
+# Bytes of an answer of the provider; a discovery document, its keys, or a person's claims have some thousands.
+MOST_BYTES = 1024 * 1024
+# A claim that another one has to vouch for.
 VERIFIED = {"email": "email_verified"}
 
 logger = logging.getLogger(__name__)
@@ -62,7 +68,12 @@ class RefusedError(Exception):
 
 
 class NoRoleError(Exception):
-    """The provider knows the person, and no role of this service is for them. One sentence."""
+    """The provider knows the person `subject` of `issuer`, and no role of this service is for them. One sentence."""
+
+    def __init__(self, sentence: str, issuer: str, subject: str) -> None:
+        super().__init__(sentence)
+        self.issuer = issuer
+        self.subject = subject
 
 
 class ProviderError(Exception):
@@ -92,9 +103,9 @@ class Begun:
             content = cookie or ""
             values = json.loads(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
             begun = cls(**values)
-        except (binascii.Error, ValueError, TypeError):
+        except (binascii.Error, ValueError, TypeError, RecursionError):
             raise RefusedError("this browser has not begun to sign in here, or took too long: begin again") from None
-        if not all(isinstance(value, str) and value for value in values.values()):
+        if not all(isinstance(value, str) and value and value.isascii() for value in values.values()):
             raise RefusedError("this browser has not begun to sign in here: begin again")
         return begun
 
@@ -110,17 +121,35 @@ class Person:
 
 
 class _Client(AsyncOAuth2Client):
-    """Authlib's HTTP client, with a limit on a whole request. httpx limits only the time between two parts of one."""
+    """Authlib's HTTP client, with limits on a whole request. httpx limits only the time between two parts of one."""
 
     def __init__(self, *, wait_s: float, **more: Any) -> None:
-        super().__init__(timeout=wait_s, **more)
+        super().__init__(timeout=wait_s, verify=_certificates(), **more)
         self._wait_s = wait_s
 
     async def send(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
-        """Send a request, and read its response whole. Raises TimeoutError."""
+        """Send a request, and read its response whole. Raises TimeoutError and ProviderError."""
+        # A compressed answer could be far longer than what is read of it.
+        request.headers["accept-encoding"] = "identity"
         async with asyncio.timeout(self._wait_s):
-            response: httpx2.Response = await super().send(request, **more)
-            return response
+            response: httpx2.Response = await super().send(request, **{**more, "stream": True})
+            try:
+                content = b""
+                async for piece in response.aiter_raw():
+                    content += piece
+                    if len(content) > MOST_BYTES:
+                        raise ProviderError(f"the provider's answer has more than {MOST_BYTES} bytes")
+            finally:
+                await response.aclose()
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ProviderError("the provider's answer is compressed, which was not asked for")
+        return httpx2.Response(response.status_code, headers=response.headers, content=content, request=request)
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Return the trusted certificates. Cached, because reading them takes longer than the rest of a sign-in."""
+    return httpx2.create_ssl_context()
 
 
 class _App(AsyncOAuth2Mixin, AsyncOpenIDMixin, BaseApp):
@@ -218,19 +247,44 @@ def check_state(begun: Begun, state: str) -> None:
 
 def person_of(settings: OpenIdSettings, issuer: str, claims: Mapping[str, Any]) -> Person:
     """Return the person with these checked claims. Raises NoRoleError."""
-    named = (_claim(claims, name) for name in (settings.name_claim, "preferred_username", "name", "sub"))
-    text = next(one for one in named if isinstance(one, str) and one.strip())
-    name = "".join(letter for letter in text if letter.isprintable())[:NAME_LENGTH].strip() or "a person"
-    vouched = VERIFIED.get(settings.role_claim)
-    if vouched is not None and claims.get(vouched) is not True:
-        raise NoRoleError(f"the provider has not verified the {settings.role_claim} of {name}, which gives the role")
+    subject = str(claims["sub"])
+    name = _name(settings.name_claim, claims) or _printable(subject) or "a person"
+    if not _is_vouched_for(settings.role_claim, claims):
+        given = _printable(str(_claim(claims, settings.role_claim)))
+        raise NoRoleError(
+            f"the provider has not verified the {settings.role_claim} of {given}, which gives the role", issuer, subject
+        )
     role = settings.role_of(_words(_claim(claims, settings.role_claim)))
     if role is None:
         raise NoRoleError(
             f"no role of this service is for {name}: the claim {settings.role_claim} has no value of "
-            "--openid.operators or --openid.viewers"
+            "--openid.operators or --openid.viewers",
+            issuer,
+            subject,
         )
-    return Person(issuer, str(claims["sub"]), name, role)
+    return Person(issuer, subject, name, role)
+
+
+def _name(name_claim: str, claims: Mapping[str, Any]) -> str:
+    """Return the person's name by the first claim that has one; "" if none has.
+
+    People may choose their name and, at some providers, any address as their user name. So an address counts only by
+    the claim of the settings, and if that has to be verified, only verified.
+    """
+    text = _claim(claims, name_claim)
+    if isinstance(text, str) and _is_vouched_for(name_claim, claims) and (name := _printable(text)):
+        return name
+    others = (claims.get(name) for name in ("preferred_username", "name"))
+    return next((name for one in others if isinstance(one, str) and "@" not in one and (name := _printable(one))), "")
+
+
+def _is_vouched_for(claim: str, claims: Mapping[str, Any]) -> bool:
+    vouching = VERIFIED.get(claim)
+    return vouching is None or claims.get(vouching) is True
+
+
+def _printable(text: str) -> str:
+    return "".join(letter for letter in text if letter.isprintable())[:NAME_LENGTH].strip()
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:

@@ -165,15 +165,19 @@ class Limits:
 
     requests: RateLimit
     sign_ins: RateLimit
+    # Apart from wrong secrets, so that neither stops the other.
+    provider_sign_ins: RateLimit
     batches: Slots
     imports: Slots
     streams: Slots
 
     @classmethod
     def of(cls, settings: ServeSettings) -> Limits:
+        per_minute = settings.sign_ins_per_minute
         return cls(
             requests=RateLimit(settings.requests_per_second, settings.request_burst),
-            sign_ins=RateLimit(settings.sign_ins_per_minute / 60, max(1.0, settings.sign_ins_per_minute)),
+            sign_ins=RateLimit(per_minute / 60, max(1.0, per_minute)),
+            provider_sign_ins=RateLimit(per_minute / 60, max(1.0, per_minute)),
             batches=Slots(settings.batches_in_flight, "batches of events"),
             imports=Slots(IMPORTS, "imports"),
             streams=Slots(settings.streams, "live streams"),

@@ -6,11 +6,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.access import auth
@@ -38,10 +37,9 @@ from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_com
 from rhyme_openrlhf.api.read.run_json import RunDetail
 from rhyme_openrlhf.api.read.runs import detail_of, names_around
 from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, Tags
+from rhyme_openrlhf.api.store.database import again_if_raced
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Run
-
-Made = TypeVar("Made")
 
 router = APIRouter(tags=["launching"], responses=documented(401, 403, 422, 429, 503))
 
@@ -321,7 +319,7 @@ class _Creation:
 
 def _create(creation: _Creation) -> RunDetail:
     with as_problem():
-        return once_more_if_raced(lambda: _create_once(creation))
+        return again_if_raced(lambda: _create_once(creation))
 
 
 def _create_once(creation: _Creation) -> RunDetail:
@@ -333,14 +331,6 @@ def _create_once(creation: _Creation) -> RunDetail:
             creation.response.status_code = 200
         created_at(creation.response, f"/runs/{run.uid}")
         return detail_of(session, run)
-
-
-def once_more_if_raced(create: Callable[[], Made]) -> Made:
-    """Create something; if a concurrent request with the same key or experiment was faster, find its row."""
-    try:
-        return create()
-    except IntegrityError:
-        return create()
 
 
 def _change(service: Service, uid: str, change: Callable[[Session, Run], None]) -> RunDetail:

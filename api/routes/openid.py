@@ -12,11 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.audit import note_caller
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
-from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.http.problems import ProblemError, documented, retry_later
 from rhyme_openrlhf.api.routes.sign_in import Who, set_session_cookie
 from rhyme_openrlhf.api.settings import RETURN_PATH
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.bounds import NO_NUL, Body
+from rhyme_openrlhf.api.store.database import again_if_raced
 from rhyme_openrlhf.api.store.models import BrowserSession, Token
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ async def begin_openid(request: Request, response: Response, service: ServiceDep
     from rhyme_openrlhf.api.access import openid
 
     provider = _provider(service)
+    _limit(service, request, "begin")
     try:
         address, begun = await provider.begin(_redirect_url(provider, request))
     except openid.ProviderError as error:
@@ -75,6 +77,7 @@ async def end_openid(body: Answer, request: Request, response: Response, service
     from rhyme_openrlhf.api.access import openid
 
     provider = _provider(service)
+    _limit(service, request, "end")
     name = auth.cookie_name(request, COOKIE)
     try:
         begun = openid.Begun.read(request.cookies.get(name))
@@ -85,6 +88,8 @@ async def end_openid(body: Answer, request: Request, response: Response, service
     except openid.RefusedError as error:
         raise auth.refuse_secret(service, request, str(error)) from error
     except openid.NoRoleError as error:
+        await run_in_threadpool(_close, service, error.issuer, error.subject)
+        service.callers.forget()
         raise ProblemError(403, str(error)) from error
     except openid.ProviderError as error:
         raise _provider_problem(error) from error
@@ -98,11 +103,28 @@ async def end_openid(body: Answer, request: Request, response: Response, service
 
 
 def _open(service: Service, person: Person) -> tuple[str, BrowserSession, Token]:
+    def write() -> tuple[str, BrowserSession, Token]:
+        with service.database.writing() as session:
+            return credentials.open_session_of_person(
+                session, person.issuer, person.subject, person.name, person.role, time.time(),
+                service.settings.session_hours,
+            )  # fmt: skip
+
+    # Two browsers of a person may sign in for the first time at once.
+    return again_if_raced(write)
+
+
+def _close(service: Service, issuer: str, subject: str) -> None:
+    """Close what a person has open whom the provider gives no role any more."""
     with service.database.writing() as session:
-        return credentials.open_session_of_person(
-            session, person.issuer, person.subject, person.name, person.role, time.time(),
-            service.settings.session_hours,
-        )  # fmt: skip
+        credentials.end_person(session, issuer, subject, time.time())
+
+
+def _limit(service: Service, request: Request, part: str) -> None:
+    """Raise ProblemError 429 for too many sign-ins from one address; anyone can begin one, and each takes some work."""
+    address = request.client.host if request.client else "unknown"
+    if wait := service.limits.provider_sign_ins.take(f"{part} {address}"):
+        raise retry_later(429, "too many sign-ins with the provider from this address", wait)
 
 
 def _provider(service: Service) -> Provider:

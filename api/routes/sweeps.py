@@ -32,8 +32,9 @@ from rhyme_openrlhf.api.launch.sweep import (
     WrittenValues,
     configurations,
 )
-from rhyme_openrlhf.api.routes.launch import IdempotencyKey, RunName, as_problem, once_more_if_raced, read_request
+from rhyme_openrlhf.api.routes.launch import IdempotencyKey, RunName, as_problem, read_request
 from rhyme_openrlhf.api.store.bounds import Body, Notes, Tags
+from rhyme_openrlhf.api.store.database import again_if_raced
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
@@ -128,7 +129,7 @@ def start_sweep(
             for name, given in body.options.items()
         }
         found = configurations(arguments, values, body.count, body.seed, launching.roots)
-        return once_more_if_raced(lambda: _create(service, launching, response, body, found, who.name, key))
+        return again_if_raced(lambda: _create(service, launching, response, body, found, who.name, key))
 
 
 @router.post("/{experiment_id}/stop", responses=documented(404), summary="Stop the runs of an experiment")

@@ -107,7 +107,7 @@ def make_token(body: NewToken, response: Response, who: auth.Operator, service: 
         run_id = find_run(session, body.run).id if body.run else None
         now = time.time()
         expires = now + SECONDS_PER_DAY * body.days if body.days is not None else None
-        issued = credentials.issue_token(session, body.name, body.role, now, run_id, expires)
+        issued = credentials.issue_token(session, body.name, body.role, now, run_id, expires, who.token_id)
         created_at(response, f"/tokens/{issued.row.id}")
         return IssuedToken(**_view(issued.row, body.run).model_dump(), token=issued.secret)
 

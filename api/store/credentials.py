@@ -20,7 +20,7 @@ from typing import Literal
 from sqlalchemy import ColumnElement, and_, delete, or_, select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.store.models import BrowserSession, SignInCode, Token
+from rhyme_openrlhf.api.store.models import NAME_LENGTH, BrowserSession, SignInCode, Token
 
 Role = Literal["viewer", "operator", "reporter"]
 # A token's id, and the digest of the session that it opened, None for a Bearer token.
@@ -41,6 +41,8 @@ PERSON_PREFIX = "openid"
 # The visible part of a token: enough to recognise it, far too little to use it.
 PREFIX_LENGTH = len(TOKEN_START) + 4
 DIGEST_LENGTH = 64
+# Letters that tell people of one name apart.
+MARK_LENGTH = 6
 _ROLES: dict[str, Role] = {"viewer": "viewer", "operator": "operator", "reporter": "reporter"}
 
 
@@ -76,9 +78,15 @@ def digest(secret: str) -> str:
 
 
 def issue_token(
-    session: Session, name: str, role: Role, now: float, run_id: int | None = None, expires_at: float | None = None
+    session: Session,
+    name: str,
+    role: Role,
+    now: float,
+    run_id: int | None = None,
+    expires_at: float | None = None,
+    maker_id: int | None = None,
 ) -> Issued:
-    """Create a token; the caller commits."""
+    """Create a token; the caller commits. `maker_id`: the token of the request."""
     secret = TOKEN_START + secrets.token_urlsafe(SECRET_BYTES)
     row = Token(
         name=name,
@@ -88,6 +96,7 @@ def issue_token(
         run_id=run_id,
         created_at=now,
         expires_at=expires_at,
+        maker_id=maker_id,
     )
     session.add(row)
     session.flush()
@@ -150,17 +159,60 @@ def open_session_of_person(
     """Sign in the person whom the provider `issuer` knows as `subject`; the caller commits.
 
     All of a person's sessions belong to one token, which has the role and name of the last sign-in. Revoking it closes
-    them; the next sign-in makes it valid again, because the provider decides who may sign in.
+    them; the next sign-in makes it valid again, because the provider decides who may sign in. A person who is no
+    operator any more loses the tokens that the person made as one.
     """
-    # The ends of both texts are known, so no other pair has this digest. 64 characters in all.
-    who = digest(f"{len(issuer)} {issuer} {subject}")
-    known_by = f"{PERSON_PREFIX}:{who}"[:DIGEST_LENGTH]
+    known_by = _digest_of_person(issuer, subject)
     token = session.scalar(select(Token).where(Token.digest == known_by))
     if token is None:
         token = issue_token(session, name, role, now).row
         token.prefix, token.digest = PERSON_PREFIX, known_by
-    token.name, token.role, token.revoked_at = name, role, None
+    elif role != "operator":
+        _revoke_made_by(session, token, now)
+    token.name, token.role, token.revoked_at = _own_name(session, name, token), role, None
     return *_new_session(session, token, now, hours), token
+
+
+def end_person(session: Session, issuer: str, subject: str, now: float) -> None:
+    """Close the sessions of a person whom the provider gives no role any more, and revoke tokens that the person made.
+
+    The caller commits.
+    """
+    token = session.scalar(select(Token).where(Token.digest == _digest_of_person(issuer, subject)))
+    if token is not None:
+        revoke_token(session, token, now)
+        _revoke_made_by(session, token, now)
+
+
+def _digest_of_person(issuer: str, subject: str) -> str:
+    # The ends of both texts are known, so no other pair has this digest. 64 characters in all.
+    who = digest(f"{len(issuer)} {issuer} {subject}")
+    return f"{PERSON_PREFIX}:{who}"[:DIGEST_LENGTH]
+
+
+def _own_name(session: Session, name: str, token: Token) -> str:
+    """Return the person's name, with a few letters that tell the person from another token of this name."""
+    session.flush()
+    another = select(Token.id).where(Token.name == name, Token.id != token.id).limit(1)
+    if session.scalar(another) is None:
+        return name
+    mark = f" ({token.digest.partition(':')[2][:MARK_LENGTH]})"
+    return name[: NAME_LENGTH - len(mark)] + mark
+
+
+def _revoke_made_by(session: Session, token: Token, now: float) -> None:
+    """Revoke the tokens of viewers and operators that this one made, and those that they made.
+
+    Reporters' tokens stay, because runs under way report with them, and they do nothing else.
+    """
+    makers = {token.id}
+    while makers:
+        made = select(Token).where(Token.maker_id.in_(makers), Token.role != "reporter", Token.revoked_at.is_(None))
+        rows = list(session.scalars(made))
+        for one in rows:
+            revoke_token(session, one, now)
+        session.flush()
+        makers = {one.id for one in rows}
 
 
 def _new_session(session: Session, token: Token, now: float, hours: float) -> tuple[str, BrowserSession]:

@@ -198,6 +198,9 @@ class Token(Base):
     expires_at: Mapped[float | None] = mapped_column(Float)
     last_used_at: Mapped[float | None] = mapped_column(Float)
     revoked_at: Mapped[float | None] = mapped_column(Float)
+    # The token that made this one. None: made by a sign-in, or by a version that kept no maker. No foreign key, because
+    # a token for one run is deleted with its run.
+    maker_id: Mapped[int | None] = mapped_column(Integer, index=True)
 
 
 class SignInCode(Base):

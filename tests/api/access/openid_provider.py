@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import gzip
 import hashlib
 import json
 import secrets
@@ -23,6 +24,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
+# Bytes of an answer that is far too long.
+ENDLESS = 50_000_000
 CLIENT_ID, CLIENT_SECRET = "rhyme", "a client's secret"
 
 
@@ -47,6 +50,9 @@ class OpenIdProvider:
     # An address that is not answered before `answer` is set.
     silent: str = ""
     broken: str = ""
+    # An address that is answered with `ENDLESS` bytes, or with a gzip bomb if `packed`.
+    endless: str = ""
+    packed: bool = False
     answer: threading.Event = field(default_factory=threading.Event)
     key: RSAKey = field(default_factory=lambda: rsa_key("first"))
     issued: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -153,7 +159,19 @@ def running_provider() -> Iterator[OpenIdProvider]:
                 self.close_connection = True
             elif path == provider.broken:
                 self._send(200, "<html>")
-            return path in (provider.silent, provider.broken)
+            elif path == provider.endless:
+                self._send_endless()
+            return path in (provider.silent, provider.broken, provider.endless)
+
+        def _send_endless(self) -> None:
+            self.send_response(200)
+            if provider.packed:
+                self.send_header("Content-Encoding", "gzip")
+            self.end_headers()
+            content = gzip.compress(bytes(10_000_000)) if provider.packed else bytes(ENDLESS)
+            with contextlib.suppress(OSError):  # the client has read enough
+                self.wfile.write(content)
+            self.close_connection = True
 
         def _send(self, status: int, content: Any) -> None:
             body = json.dumps(content).encode()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import socket
+import ssl
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +21,25 @@ pytest.importorskip("fastapi")
 pytest.importorskip("authlib")
 
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
-from rhyme_openrlhf.api.access.openid import Begun, NoRoleError, Provider, RefusedError, person_of
+from rhyme_openrlhf.api.access.openid import MOST_BYTES, Begun, NoRoleError, Provider, RefusedError, person_of
+from rhyme_openrlhf.api.routes.openid import _open as open_for
 from rhyme_openrlhf.api.settings import OpenIdSettings
+from rhyme_openrlhf.api.store.models import Token
 from rhyme_openrlhf.settings.options import SettingsError
-from tests.api.access.openid_provider import CLIENT_ID, CLIENT_SECRET, OpenIdProvider, octets, rsa_key, running_provider
+from tests.api.access.openid_provider import (
+    CLIENT_ID,
+    CLIENT_SECRET,
+    ENDLESS,
+    OpenIdProvider,
+    octets,
+    rsa_key,
+    running_provider,
+)
 from tests.api.http_service import BASE, Api
 
-ANN = {"sub": "1", "email": "ann@example.org", "groups": ["research", "rl"]}
+ANN = {"sub": "1", "email": "ann@example.org", "email_verified": True, "groups": ["research", "rl"]}
 stores = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 
 
@@ -355,3 +371,132 @@ def test_a_cookie_that_nobody_wrote_is_refused() -> None:
     for cookie in (None, "", "x", "é", begun.written()[3:], Begun("a", "", "c").written(), "bnVsbA", "W10"):
         with pytest.raises(RefusedError, match="has not begun to sign in here"):
             Begun.read(cookie)
+
+
+def test_beginning_a_sign_in_makes_no_tls_context_and_has_a_limit(
+    make_api: Callable[..., Api], provider: OpenIdProvider, settings: OpenIdSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = make_api(sign_ins_per_minute=3.0)
+    api.service.openid = Provider(settings)
+    begin(new_browser(api), provider)
+    made: list[Any] = []
+    create = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda *args, **more: made.append(1) or create(*args, **more))
+    answers = [new_browser(api).post("/api/v1/session/openid/begin") for _ in range(3)]
+    assert [one.status_code for one in answers] == [200, 200, 429] and made == []
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    # What was begun does not count for the ends, whose wrong answers count as wrong tokens do.
+    ends = [new_browser(api).post("/api/v1/session/openid", json={"state": "x"}).status_code for _ in range(4)]
+    assert ends == [401, 401, 401, 429]
+    assert api.nobody.get("/api/v1/runs", headers={"Authorization": "Bearer wrong"}).status_code == 429
+    assert api.operator.get("/api/v1/runs").status_code == 200
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("endless", ["/.well-known/openid-configuration", "/token", "/keys"])
+def test_an_endless_answer_is_not_read(signing_in: Api, provider: OpenIdProvider, endless: str, packed: bool) -> None:
+    provider.endless, provider.packed = endless, packed
+    browser = new_browser(signing_in)
+    tracemalloc.start()
+    try:
+        answer = browser.post("/api/v1/session/openid/begin")
+        if answer.status_code == 200:
+            back = urlsplit(provider.authorized(answer.json()["address"]))
+            words = {name: values[0] for name, values in parse_qs(back.query).items()}
+            answer = browser.post("/api/v1/session/openid", json=words)
+        # The provider of this test is in this process, too.
+        assert tracemalloc.get_traced_memory()[1] < ENDLESS + 10 * MOST_BYTES
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 502, answer.text
+    assert ("is compressed" if packed else f"more than {MOST_BYTES} bytes") in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("claims", "name"),
+    [
+        ({"email_verified": False}, "1"),
+        ({"email_verified": None}, "1"),
+        ({"email_verified": "true", "preferred_username": "ann@example.org", "name": "Ann"}, "Ann"),
+        ({"email_verified": False, "preferred_username": "ann"}, "ann"),
+        ({"email": 5, "name": "\u202e\0"}, "1"),
+        ({"email": "", "name": ["Ann"]}, "1"),
+    ],
+)
+def test_an_address_that_is_not_verified_names_nobody(
+    signing_in: Api, provider: OpenIdProvider, claims: dict[str, Any], name: str
+) -> None:
+    provider.claims |= claims
+    assert sign_in(new_browser(signing_in), provider).json()["name"] == name
+
+
+@stores
+def test_two_people_of_one_name_are_told_apart(signing_in: Api, provider: OpenIdProvider) -> None:
+    first = sign_in(new_browser(signing_in), provider).json()["name"]
+    provider.claims["sub"] = "2"
+    second = [sign_in(new_browser(signing_in), provider).json()["name"] for _ in range(2)]
+    assert first == "ann@example.org"
+    assert second[0] == second[1] and re.fullmatch(r"ann@example\.org \([0-9a-f]{6}\)", second[0])
+    # Nor has a person the name of a token of the service.
+    provider.claims |= {"sub": "3", "email": "the operator"}
+    assert re.fullmatch(r"the operator \([0-9a-f]{6}\)", sign_in(new_browser(signing_in), provider).json()["name"])
+
+
+@stores
+@pytest.mark.parametrize("groups", [["sales"], ["research"]])
+def test_a_person_who_is_no_operator_any_more_loses_what_an_operator_has(
+    signing_in: Api, provider: OpenIdProvider, groups: list[str]
+) -> None:
+    api, browser = signing_in, new_browser(signing_in)
+    browser.headers["X-CSRF-Token"] = sign_in(browser, provider).json()["csrf"]
+
+    def made_by(client: TestClient, role: str) -> TestClient:
+        token = client.post("/api/v1/tokens", json={"name": role, "role": role}).json()["token"]
+        made = new_browser(api)
+        made.headers["Authorization"] = f"Bearer {token}"
+        return made
+
+    operator, viewer, reporter = (made_by(browser, role) for role in ("operator", "viewer", "reporter"))
+    further = made_by(operator, "viewer")
+    another = made_by(api.operator, "viewer")
+    provider.claims["groups"] = groups
+    again = sign_in(new_browser(api), provider)
+    assert again.status_code == (403 if groups == ["sales"] else 200)
+    # Sessions end with the last role; what the person made as an operator ends with that role.
+    assert browser.get("/api/v1/session").status_code == (401 if groups == ["sales"] else 200)
+    assert [one.get("/api/v1/runs").status_code for one in (operator, viewer, further)] == [401, 401, 401]
+    assert another.get("/api/v1/runs").status_code == 200
+    announced = {"run": "a" * 16, "name": "a", "run_directory": "/", "config": {}}
+    assert reporter.put(f"/api/v1/ingest/attempts/{16 * 'b'}", json=announced).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 2900,
+        '["a"]',
+        '{"state": 5}',
+        "\ud800",
+        '{"state": "\\ud800", "nonce": "a", "code_verifier": "a"}',
+        "9" * 5000,
+    ],
+)
+def test_a_made_up_cookie_is_refused(signing_in: Api, content: str) -> None:
+    browser = new_browser(signing_in)
+    value = base64.urlsafe_b64encode(content.encode("utf-8", "surrogatepass")).decode().rstrip("=")
+    for cookie in (value, value[:-1], "=", "%", "a" * 5000):
+        answer = browser.post("/api/v1/session/openid", json={"state": "x", "code": "y"},
+                              headers={"Cookie": f"rhyme_sign_in_8420={cookie}"})  # fmt: skip
+        assert answer.status_code == 401, answer.text
+
+
+@stores
+def test_one_person_signs_in_from_many_browsers_at_once(signing_in: Api, settings: OpenIdSettings) -> None:
+    person = person_of(settings, "https://idp.example", {**ANN, "sub": "many"})
+    database = signing_in.service.database
+    with ThreadPoolExecutor(8) as pool:
+        opened = [pool.submit(open_for, signing_in.service, person) for _ in range(16)]
+        tokens = {one.result()[2].id for one in opened}
+    with database.reading() as session:
+        people = session.scalars(select(Token).where(Token.prefix == "openid")).all()
+    assert [one.id for one in people] == [*tokens]
