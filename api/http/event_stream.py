@@ -10,7 +10,7 @@ from prometheus_client import Gauge
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
-from rhyme_openrlhf.api.http.limits import Slots
+from rhyme_openrlhf.api.http.limits import SharedSlots
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, problem_response
 from rhyme_openrlhf.api.live.streams import Message
 from rhyme_openrlhf.api.store.bounds import INT64
@@ -28,16 +28,17 @@ def documented_stream(description: str) -> dict[int | str, dict[str, Any]]:
 
 
 class LiveResponse(EventSourceResponse):
-    """A counted stream; responds 503 when too many are open."""
+    """A counted stream of one token; responds 503 when too many are open."""
 
-    def __init__(self, slots: Slots, opened: Gauge, messages: AsyncGenerator[Message]) -> None:
+    def __init__(self, slots: SharedSlots, token_id: int, opened: Gauge, messages: AsyncGenerator[Message]) -> None:
         super().__init__(_events(messages), ping=PING_SECONDS, send_timeout=SEND_SECONDS)
         self._slots = slots
+        self._token_id = token_id
         self._opened = opened
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._slots.acquire()
+            self._slots.acquire(self._token_id)
         except ProblemError as error:
             await problem_response(error.status, error.detail, error.code, headers=error.headers)(scope, receive, send)
             return
@@ -46,7 +47,7 @@ class LiveResponse(EventSourceResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._opened.dec()
-            self._slots.release()
+            self._slots.release(self._token_id)
 
 
 async def _events(messages: AsyncGenerator[Message]) -> AsyncIterator[ServerSentEvent]:

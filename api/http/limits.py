@@ -13,8 +13,8 @@ import asyncio
 import math
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,6 +25,8 @@ from rhyme_openrlhf.api.settings import ServeSettings
 BUCKETS = 10_000
 # Imports at once. Each takes as long as a run's events need, so reporters' batches have slots of their own.
 IMPORTS = 2
+# Part of the live streams that one token may have: more than any person's pages need.
+SHARE = 4
 # Retry delay when all slots are taken: a batch takes tens of milliseconds.
 SLOT_RETRY_S = 1.0
 
@@ -109,6 +111,38 @@ class Slots:
             self.taken -= 1
 
 
+class SharedSlots:
+    """Slots of which one key (a token) may hold a quarter, so that it cannot take them all."""
+
+    def __init__(self, count: int, what: str) -> None:
+        self.all = Slots(count, what)
+        self._each = max(1, count // SHARE)
+        self._what = what
+        self._lock = threading.Lock()
+        self._taken: Counter[Hashable] = Counter()
+
+    @property
+    def taken(self) -> int:
+        """The number of slots of all keys that are taken."""
+        return self.all.taken
+
+    def acquire(self, key: Hashable) -> None:
+        """Take a slot, which `release` gives back. Raises ProblemError if none is free, or none for this key."""
+        with self._lock:
+            if self._taken[key] >= self._each:
+                raise retry_later(503, f"{self._each} {self._what} of this token are open already", SLOT_RETRY_S)
+            self.all.acquire()
+            self._taken[key] += 1
+
+    def release(self, key: Hashable) -> None:
+        """Give a slot back."""
+        with self._lock:
+            self.all.release()
+            self._taken[key] -= 1
+            if not self._taken[key]:
+                del self._taken[key]
+
+
 @dataclass(eq=False)
 class ComingBody:
     """An incomplete request body; `deadline` is a time of the event loop."""
@@ -169,7 +203,7 @@ class Limits:
     provider_sign_ins: RateLimit
     batches: Slots
     imports: Slots
-    streams: Slots
+    streams: SharedSlots
 
     @classmethod
     def of(cls, settings: ServeSettings) -> Limits:
@@ -180,5 +214,5 @@ class Limits:
             provider_sign_ins=RateLimit(per_minute / 60, max(1.0, per_minute)),
             batches=Slots(settings.batches_in_flight, "batches of events"),
             imports=Slots(IMPORTS, "imports"),
-            streams=Slots(settings.streams, "live streams"),
+            streams=SharedSlots(settings.streams, "live streams"),
         )

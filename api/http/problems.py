@@ -15,9 +15,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm.exc import StaleDataError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from rhyme_openrlhf.api.http.security_headers import SECURITY_HEADERS
 from rhyme_openrlhf.api.read.pagination import CursorError
@@ -197,6 +199,16 @@ def install(app: FastAPI) -> None:
         fields = [FieldError(field=_where(entry["loc"]), message=str(entry["msg"])) for entry in error.errors()]
         return problem_response(422, "the request is not valid", None, fields)
 
+    async def on_race(request: Request, error: Exception) -> JSONResponse:
+        logger.warning("%s %s met another change: %s", request.method, request.url.path, type(error).__name__)
+        return problem_response(
+            409, "another request was faster: read it again, then repeat yours", "changed_meanwhile"
+        )
+
+    async def on_hang_up(request: Request, error: Exception) -> JSONResponse:
+        # Nobody reads this; it is counted as a fault of the client.
+        return problem_response(400, "the client hung up before its request was complete")
+
     async def on_store(request: Request, error: Exception) -> JSONResponse:
         logger.error("the database did not respond to %s %s", request.method, request.url.path, exc_info=error)
         return problem_response(
@@ -217,6 +229,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(QueryError, on_query)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(ClientDisconnect, on_hang_up)
+    # What several requests make or change at once: most routes look first, and say what is taken.
+    for raced in (IntegrityError, StaleDataError):
+        app.add_exception_handler(raced, on_race)
     for away in (OperationalError, PoolTimeoutError, BusyError):
         app.add_exception_handler(away, on_store)
     app.add_exception_handler(Exception, on_defect)

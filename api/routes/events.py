@@ -113,6 +113,7 @@ def stream_events(
     start = last_id(last_event_id, after)
     return LiveResponse(
         service.limits.streams,
+        who.token_id,
         service.metrics.streams,
         follow_events(service.live, who.caller, run_id, start, tuple(kind), tuple(source)),
     )
@@ -126,4 +127,5 @@ def stream_events(
 )
 async def stream_runs(who: auth.Viewer, service: ServiceDep) -> Response:
     """Stream the newest runs that are not archived, and each run again when it has changed."""
-    return LiveResponse(service.limits.streams, service.metrics.streams, follow_runs(service.live, who.caller))
+    messages = follow_runs(service.live, who.caller)
+    return LiveResponse(service.limits.streams, who.token_id, service.metrics.streams, messages)

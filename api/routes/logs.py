@@ -146,6 +146,7 @@ def stream_log(
     read = partial(_piece, logs, name)
     return LiveResponse(
         service.limits.streams,
+        who.token_id,
         service.metrics.streams,
         follow_pieces(service.live, who.caller, logs / name, begin, read),
     )

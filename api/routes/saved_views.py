@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -28,6 +30,7 @@ from rhyme_openrlhf.api.read.saved_views import (
 )
 from rhyme_openrlhf.api.store.bounds import INT32, Body, Name
 from rhyme_openrlhf.api.store.credentials import Principal
+from rhyme_openrlhf.api.store.database import again_if_raced
 from rhyme_openrlhf.api.store.models import SavedView
 
 router = APIRouter(prefix="/views", tags=["views"], responses=documented(401, 403, 422, 429, 503))
@@ -80,15 +83,14 @@ def make_view(
     """Save a view of the list of runs."""
     owner = EVERYONE if body.shared else who.token_id
     _admit(owner, who, request)
-    with service.database.writing() as session:
-        try:
+
+    def save() -> SavedViewView:
+        with service.database.writing() as session, _refusing():
             row = save_view(session, owner, body.name, body, body.replace)
-        except ViewNameTakenError as error:
-            raise ProblemError(409, str(error), code="name_taken") from error
-        except TooManyViewsError as error:
-            raise ProblemError(409, str(error)) from error
-        created_at(response, f"/views/{row.id}")
-        return view_of(row)
+            created_at(response, f"/views/{row.id}")
+            return view_of(row)
+
+    return again_if_raced(save)
 
 
 @router.get("/{view_id}", responses=documented(404), summary="Show a saved view")
@@ -103,13 +105,14 @@ def edit_view(
     view_id: ViewId, body: ViewChange, request: Request, who: auth.Viewer, service: ServiceDep
 ) -> SavedViewView:
     """Give a view another name."""
-    with service.database.writing() as session:
-        row = _mine(session, view_id, who, request)
-        try:
+
+    def rename() -> SavedViewView:
+        with service.database.writing() as session, _refusing():
+            row = _mine(session, view_id, who, request)
             rename_view(session, row, body.name)
-        except ViewNameTakenError as error:
-            raise ProblemError(409, str(error), code="name_taken") from error
-        return view_of(row)
+            return view_of(row)
+
+    return again_if_raced(rename)
 
 
 @router.delete("/{view_id}", status_code=204, responses=documented(404), summary="Delete a saved view")
@@ -118,6 +121,17 @@ def delete_view(view_id: ViewId, request: Request, who: auth.Viewer, service: Se
     with service.database.writing() as session:
         session.delete(_mine(session, view_id, who, request))
     return Response(status_code=204)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Convert refusals to problems."""
+    try:
+        yield
+    except ViewNameTakenError as error:
+        raise ProblemError(409, str(error), code="name_taken") from error
+    except TooManyViewsError as error:
+        raise ProblemError(409, str(error)) from error
 
 
 def _mine(session: Session, view_id: int, who: Principal, request: Request) -> SavedView:

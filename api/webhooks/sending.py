@@ -36,6 +36,9 @@ SECONDS = 10.0
 # Enough for the sentence with which a receiver refuses.
 READ_BYTES = 1000
 SHOWN = 200
+# The only part of IPv6 with public addresses, and within it those that hold IPv4 addresses (Teredo, 6to4).
+GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+TRANSLATED = (ipaddress.IPv6Network("2001::/32"), ipaddress.IPv6Network("2002::/16"))
 
 
 class NotPublicError(Exception):
@@ -127,10 +130,25 @@ async def _public_address(target: httpx.URL) -> str:
     found = await asyncio.get_running_loop().getaddrinfo(target.host, target.port or 443, type=1)
     addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
     for address in addresses:
-        plain = getattr(address, "ipv4_mapped", None) or address
-        if not plain.is_global or plain.is_multicast:
-            raise NotPublicError(f"{plain} is not a public address (--serve.webhooks_public_only)")
+        if not is_public(address):
+            raise NotPublicError(f"{address} is not a public address (--serve.webhooks_public_only)")
     return str(addresses[0])
+
+
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether an address belongs to one machine on the internet.
+
+    An IPv6 address that holds an IPv4 address may lead to that one. So mapped addresses count as what they hold, and
+    other kinds (NAT64, 6to4, Teredo, IPv4-compatible) as not public.
+    """
+    mapped = getattr(address, "ipv4_mapped", None)
+    if mapped is not None:
+        return is_public(mapped)
+    if isinstance(address, ipaddress.IPv6Address) and (
+        address not in GLOBAL_UNICAST or any(address in network for network in TRANSLATED)
+    ):
+        return False
+    return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 async def _beginning(response: httpx.Response) -> str:

@@ -39,5 +39,5 @@ def read_value(written: str) -> Any:
     """Return a value, which is JSON where it can be, else text."""
     try:
         return json.loads(written)
-    except ValueError:
+    except (ValueError, RecursionError):
         return written

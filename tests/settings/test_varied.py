@@ -28,3 +28,8 @@ def test_a_list_and_a_range_are_told_apart(written: str, found: Any) -> None:
 def test_a_range_without_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match="a range is LOW..HIGH"):
         read_values("log:a..b")
+
+
+def test_what_json_cannot_read_is_a_text() -> None:
+    for written in ("[" * 2400, "[" * 100_000, "9" * 5000):
+        assert read_values(written) == [written]

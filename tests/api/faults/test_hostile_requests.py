@@ -32,6 +32,7 @@ from sqlalchemy import update
 from rhyme_openrlhf.api.app import ROUTERS
 from rhyme_openrlhf.api.ingest.announce import OBJECTS
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.webui.figures.one_run import RUN_FIGURES
 from rhyme_openrlhf.webui.install import install as install_dashboard
 from tests.api.launch_service import LaunchService, launch_service
 
@@ -276,6 +277,7 @@ _ROUTES = [
 ]  # fmt: skip
 _ROUTES_WITH_QUERY = [route for route in _ROUTES if route.dependant.query_params]
 _READS = sorted({f"/api/v1{route.path}" for route in _ROUTES if _has_uid_alone(route.path)})
+_READS += [f"/ui/runs/{{uid}}/figures/{name}" for name in RUN_FIGURES]
 _DESCRIBED: list[tuple[str, str, Any]] = []
 _ACTIONS: tuple[Callable[[Attack], None], ...] = (_announcement, _events, _import, _form, _query)
 

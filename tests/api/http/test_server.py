@@ -47,11 +47,11 @@ def served(api: Any, http: str = "auto") -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def stuck(port: int, token: str, sent: bytes = b"", announced: int = 10_000) -> socket.socket:
-    """A batch whose body does not come whole."""
+def stuck(port: int, token: str, sent: bytes = b"", announced: int = 10_000, path: str = BATCHES) -> socket.socket:
+    """A request whose body does not come whole: a batch, or one to another path."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_SECONDS)
     head = [
-        f"POST {BATCHES} HTTP/1.1",
+        f"POST {path} HTTP/1.1",
         f"Host: 127.0.0.1:{port}",
         f"Authorization: Bearer {token}",
         "Content-Type: application/json",
@@ -85,6 +85,20 @@ def test_stuck_bodies_hold_no_slot_and_are_ended(make_api: Any, http: str) -> No
             said = answer_of(connection)
             assert said.startswith("HTTP/1.1 408 ") and "within 1.5 s (--serve.body_seconds)" in said
     assert api.service.limits.batches.taken == 0
+
+
+def test_a_client_that_hangs_up_is_no_fault_of_the_service(api: Any, caplog: pytest.LogCaptureFixture) -> None:
+    api.announce()
+    with served(api) as port:
+        for path in (BATCHES, "/api/v1/experiments", "/api/v1/session"):
+            with stuck(port, api.tokens["reporter" if path is BATCHES else "operator"], b"{", path=path):
+                time.sleep(0.05)
+        end = time.monotonic() + LIMIT_SECONDS
+        while 'method="POST"' not in (text := api.viewer.get("/metrics").text) or text.count('method="POST"') < 3:
+            assert time.monotonic() < end, text
+            time.sleep(0.02)
+    assert 'status="5' not in text
+    assert [one.getMessage() for one in caplog.records if one.levelname in ("ERROR", "CRITICAL")] == []
 
 
 def test_a_body_that_drips_has_no_longer(make_api: Any) -> None:

@@ -157,16 +157,31 @@ def test_streams_are_counted(reported: Any, served: str) -> None:
         next(stream)
         assert streams.taken == 1
         for _ in range(reported.service.settings.streams - 1):
-            streams.acquire()
+            streams.all.acquire()
         answer = reported.viewer.get(STREAM)
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
         for _ in range(reported.service.settings.streams - 1):
-            streams.release()
+            streams.all.release()
     end = time.monotonic() + 20
     while streams.taken and time.monotonic() < end:
         time.sleep(0.02)
     assert streams.taken == 0
     assert "rhyme:streams_open 0.0" in reported.viewer.get("/metrics").text
+
+
+def test_one_token_takes_a_quarter_of_the_streams(reported: Any, served: str) -> None:
+    streams, most = reported.service.limits.streams, reported.service.settings.streams // 4
+    token, kept = reported.tokens["viewer"], []
+    with contextlib.ExitStack() as open_ones:
+        for number in range(most):
+            path = STREAM if number % 2 else "/api/v1/live/runs"
+            kept.append(open_ones.enter_context(reading(served, token, path)))
+            next(kept[-1])
+        assert streams.taken == most
+        for path in (STREAM, "/api/v1/live/runs"):
+            refused = reported.viewer.get(path)
+            assert refused.status_code == 503 and "of this token are open already" in refused.json()["detail"]
+        next(open_ones.enter_context(reading(served, reported.tokens["operator"])))
 
 
 def test_a_log_is_followed_and_resumed(api: Any, served: str) -> None:

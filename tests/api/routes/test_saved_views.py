@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -112,3 +113,16 @@ def test_an_address_has_what_is_not_usual() -> None:
         ("status", "succeeded"), ("origin", "reported"), ("filter", "reward > 0.5"), ("sort", "metric.policy_loss"),
         ("direction", "asc"), ("columns", "status"), ("columns", "reward"), ("values", "config.actor.adam.lr"),
     ]  # fmt: skip
+
+
+@stores
+def test_one_name_saved_many_times_at_once_is_there_once(api: Any) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: api.viewer.post(VIEWS, json={"name": "good"}), range(20)))
+        assert sorted(one.status_code for one in answers) == [201] + 19 * [409]
+        assert {one.json()["code"] for one in answers if one.status_code == 409} == {"name_taken"}
+        others = [saved(api.viewer, f"view {number}")["id"] for number in range(10)]
+        answers = list(pool.map(lambda one: api.viewer.patch(f"{VIEWS}/{one}", json={"name": "new"}), others))
+        assert sorted(one.status_code for one in answers) == [200] + 9 * [409]
+        replaced = pool.map(lambda _: api.viewer.post(VIEWS, json={"name": "again", "replace": True}), range(20))
+        assert {one.status_code for one in replaced} == {201}

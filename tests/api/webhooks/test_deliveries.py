@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
 from typing import Any
 
@@ -251,6 +252,23 @@ def test_a_receiver_inside_is_refused_where_only_public_ones_are_wanted(database
     turns(Deliveries(database, True))
     assert receiver.got == []
     assert all("is not a public address" in one.error for one in log(database)) and len(log(database)) == len(urls)
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("1.1.1.1", True), ("2606:4700:4700::1111", True), ("::ffff:1.1.1.1", True),
+        ("127.0.0.1", False), ("10.1.2.3", False), ("169.254.169.254", False), ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False), ("255.255.255.255", False), ("240.0.0.1", False), ("::", False), ("::1", False),
+        ("::ffff:127.0.0.1", False), ("::7f00:1", False), ("::1.1.1.1", False), ("64:ff9b::7f00:1", False),
+        ("64:ff9b:1::a00:1", False), ("2002:7f00:1::", False), ("2001:0:7f00:1::", False), ("fec0::1", False),
+        ("fe80::1", False), ("fc00::1", False), ("ff02::1", False), ("2001:db8::1", False), ("100::1", False),
+        ("5f00::1", False),
+    ],
+)  # fmt: skip
+def test_an_address_that_may_lead_inside_is_not_public(address: str, public: bool) -> None:
+    assert sending.is_public(ipaddress.ip_address(address)) == public
 
 
 def test_the_address_that_was_checked_is_connected_to(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from rhyme_openrlhf.webui.figures.drawing.base import MARKED_POINTS, blank, patt
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
 from rhyme_openrlhf.webui.site import text
 
+# Most groups that are drawn, each as a trace of its own; a run has at most one per engine.
+MOST_SHOWN = 64
 NO_GROUPS = "Not recorded by this run: only --histopipe.enable groups prompts by predicted length."
 NO_MOVES = (
     "Not recorded by this run: no sample moved from one engine to another. Samples can move with "
@@ -53,8 +55,9 @@ def predicted_length(groups: Sequence[RankGroups], options: object) -> go.Figure
     points = _points(groups)
     if not points:
         return blank(description, NO_GROUPS)
-    error = fmean(abs(predicted - real) / real for _, _, predicted, real in points if real > 0)
-    figure = blank(f"{description} Predictions are off by {text.percent(error)} on average.")
+    errors = [abs(predicted - real) / real for _, _, predicted, real in points if real > 0]
+    off = f" Predictions are off by {text.percent(fmean(errors))} on average." if errors else ""
+    figure = blank(f"{description}{off}{_left_out(groups)}")
     largest = max(max(predicted, real) for *_, predicted, real in points)
     figure.add_trace(
         go.Scatter(
@@ -114,8 +117,8 @@ def group_engines(groups: Sequence[RankGroups], options: object) -> go.Figure:
     description = "Engines of each group of prompts with similar lengths, by step; group 1 has the shortest responses."
     if not groups:
         return blank(description, NO_GROUPS)
-    figure = blank(description)
-    for group in range(max(len(one.engines) for one in groups)):
+    figure = blank(f"{description}{_left_out(groups)}")
+    for group in range(min(MOST_SHOWN, max(len(one.engines) for one in groups))):
         shown = [one for one in groups if group < len(one.engines)]
         figure.add_trace(
             go.Bar(
@@ -226,9 +229,15 @@ def reallocation(row: Reallocation | None, options: object) -> go.Figure:
 
 
 def _points(groups: Sequence[RankGroups]) -> list[tuple[int, int, float, float]]:
-    """Return (step, group, predicted, real) of every group."""
+    """Return (step, group, predicted, real) of every group that is drawn."""
     return [
         (one.step, group, predicted, real)
         for one in groups
-        for group, (predicted, real) in enumerate(zip(one.predicted, one.real, strict=False))
+        for group, (predicted, real) in enumerate(zip(one.predicted[:MOST_SHOWN], one.real, strict=False))
     ]
+
+
+def _left_out(groups: Sequence[RankGroups]) -> str:
+    """Return a sentence for groups that are not drawn, "" if all are."""
+    most = max(len(one.engines) for one in groups)
+    return f" Only the first {MOST_SHOWN} of {most} groups are drawn." if most > MOST_SHOWN else ""

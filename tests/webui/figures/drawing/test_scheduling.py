@@ -32,6 +32,17 @@ def test_engines_of_groups_are_stacked() -> None:
     assert drawn["Group 2"].text[1] == "step 2, group 2: 3 engines, 8 prompts"
 
 
+def test_groups_without_lengths_and_thousands_of_groups_are_drawn() -> None:
+    odd = [RankGroups(1, [1, 1], [1, 1], [5.0, -1.0], [-5.0, 0.0])]
+    assert "off by" not in scheduling.predicted_length(odd, None).layout.meta["description"]
+    assert scheduling.prediction_error(odd, None).layout.meta["description"]
+    many = [RankGroups(1, [1] * 5000, [1] * 5000, [5.0] * 5000, [6.0] * 5000)]
+    for draw, further in ((scheduling.predicted_length, 1), (scheduling.group_engines, 0)):
+        figure = draw(many, None)
+        assert len(figure.data) == scheduling.MOST_SHOWN + further
+        assert "Only the first 64 of 5000 groups are drawn." in figure.layout.meta["description"]
+
+
 def test_moves_are_stacked_by_cause() -> None:
     buckets = [MoveBucket(1, 2, "outlier_intra", 3), MoveBucket(1, 2, "reallocation", 1), MoveBucket(3, 4, "new", 2)]
     drawn = traces(scheduling.moves(buckets, None))
