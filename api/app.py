@@ -9,12 +9,10 @@ import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
-from sqlalchemy.engine import make_url
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
@@ -208,12 +206,7 @@ def _api_routes(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
 
 def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
     """Upgrade the store, and create a sign-in code."""
-    url = make_url(service.settings.database_url())
-    if service.database.is_sqlite:
-        # The store contains sessions and configurations, so a new folder is readable for its owner only. In an existing
-        # folder, only the files are private (`api/store/database.py`).
-        Path(url.database or "").absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    service.database.upgrade()
+    service.database.open()
     if show_link is None:
         return
     with service.database.writing() as session:

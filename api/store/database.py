@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 
 from alembic import command
@@ -29,7 +30,7 @@ from alembic.script import ScriptDirectory
 from psycopg.pq import Format
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor, ExecutionContext
-from sqlalchemy.exc import ArgumentError, IntegrityError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
@@ -40,6 +41,8 @@ Made = TypeVar("Made")
 DIALECTS = ("sqlite+pysqlite", "postgresql+psycopg")
 # A batch is written in milliseconds; a client that waits longer has to retry.
 BUSY_SECONDS = 5.0
+# Letters of a driver's message in a sentence for people.
+MOST_LETTERS = 300
 # Changing the journal mode takes a few milliseconds.
 _RETRY_SECONDS = 0.01
 # One lock for the whole of PostgreSQL, so that two services that start at once upgrade one after the other.
@@ -126,6 +129,21 @@ class Database:
                 settle_all(session)
                 keep_all_parameters(session)
                 session.flush()
+
+    def open(self) -> None:
+        """Create what is missing and upgrade the schema. Raises DatabaseError, also for faults of the database."""
+        try:
+            if self.is_sqlite:
+                # The store contains sessions and configurations, so a new folder is readable for its owner only. In an
+                # existing folder, only the files are private (`_make_private`).
+                folder = Path(self.engine.url.database or "").absolute().parent
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.upgrade()
+        # UnicodeError: a host that no name server can be asked for.
+        except (DBAPIError, OSError, UnicodeError) as error:
+            shown = self.engine.url.render_as_string(hide_password=True)
+            cause = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+            raise DatabaseError(f"the database {shown} cannot be used: {cause[:MOST_LETTERS]}") from error
 
     def dispose(self) -> None:
         """Close all connections."""

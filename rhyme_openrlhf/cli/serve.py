@@ -14,6 +14,7 @@ import gc
 import os
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -223,6 +224,9 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
         stack.enter_context(_alone_in(data))
         bound = stack.enter_context(_listen(settings))
         port = bound.getsockname()[1]
+        # Before Ray is started.
+        _check_certificate(settings)
+        _open_store(settings)
         launcher, cluster = _cluster(options, data)
         if cluster is not None:
             stack.callback(lambda: _leave(cluster, under_way))
@@ -268,6 +272,33 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
             raise ServeError("the service did not start: see above")
 
 
+def _open_store(settings: ServeSettings) -> None:
+    """Create or upgrade the database. Raises ServeError."""
+    from rhyme_openrlhf.api.store.database import Database, DatabaseError
+
+    try:
+        database = Database(settings.database_url())
+        try:
+            database.open()
+        finally:
+            database.dispose()
+    except DatabaseError as error:
+        raise ServeError(str(error)) from error
+
+
+def _check_certificate(settings: ServeSettings) -> None:
+    """Raise ServeError if HTTPS is asked for with files that are no certificate and its key."""
+    if not settings.tls:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise ServeError(
+            f"--serve.tls_cert {settings.tls_cert} and --serve.tls_key {settings.tls_key} cannot be used: "
+            f"{error.strerror or error}"
+        ) from error
+
+
 def _cluster(options: Options, data: Path) -> tuple[RayLauncher | None, LocalCluster | None]:
     """Return the launcher of runs, and the cluster that this service has to stop."""
     from rhyme_openrlhf.api.launch.local_cluster import LocalClusterError, start_local_cluster
@@ -289,8 +320,9 @@ def _cluster(options: Options, data: Path) -> tuple[RayLauncher | None, LocalClu
         os.environ.pop(name, None)
     try:
         token = Path(options.ray_token_file).read_text().strip() if options.ray_token_file else ""
-    except OSError as error:
-        raise ServeError(f"--ray-token-file {options.ray_token_file} cannot be read: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or "it is no text"
+        raise ServeError(f"--ray-token-file {options.ray_token_file} cannot be read: {cause}") from error
     launcher = RayLauncher(options.ray_address, token)
     try:
         print(f"rhyme serve: Ray at {launcher.address} has {launcher.gpus()} GPUs", flush=True)
@@ -364,8 +396,10 @@ def _listen(settings: ServeSettings) -> Iterator[socket.socket]:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((settings.host, settings.port))
-        except OSError as error:
-            raise ServeError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
+        # UnicodeError, ValueError: a host that no name server can be asked for.
+        except (OSError, UnicodeError, ValueError) as error:
+            cause = getattr(error, "strerror", None) or error
+            raise ServeError(f"cannot listen on {settings.host}:{settings.port}: {cause}") from error
         yield bound
 
 

@@ -61,14 +61,42 @@ def test_local_is_the_default_and_the_options_are_typed(tmp_path: Path) -> None:
         (["--launch.max_runs", "0"], "--launch.max_runs must be from 1 to 1000"),
         (["--no-local", "--serve.database", "mysql://x/y"], "the database must be"),
         (["--ray-address", "http://127.0.0.1:1", "--ray-token-file", "/nowhere"], "cannot be read"),
+        (
+            ["--ray-address", "http://127.0.0.1:1", "--ray-token-file", "{folder}/noise"],
+            "cannot be read: it is no text",
+        ),
+        (["--no-local", "--serve.database", "postgresql+psycopg://u:secret@127.0.0.1:1/x"], "cannot be used: "),
+        (["--no-local", "--serve.database", "postgresql+psycopg://u:secret@no.invalid/x"], "cannot be used: "),
+        (["--no-local", "--serve.database", "postgresql+psycopg://u:secret@a..b/x"], "cannot be used: "),
+        (["--no-local", "--serve.database", "sqlite:///{folder}/noise"], "cannot be used: file is not a database"),
+        (["--no-local", "--serve.database", "sqlite:///{folder}"], "cannot be used: unable to open"),
+        (["--no-local", "--serve.database", "sqlite:///{folder}/noise/inner/db"], "cannot be used: "),
+        (["--no-local", "--serve.database", "sqlite:///{folder}/newer"], "has schema '9999', which this version"),
+        (["--no-local", "--serve.database", "sqlite:///{folder}/foreign"], "cannot be used: table runs already exists"),
+        (["--no-local", "--serve.host", "no.invalid", "--serve.insecure_public"], "cannot listen on no.invalid:0"),
+        (["--no-local", "--serve.host", "a..b", "--serve.insecure_public"], "cannot listen on a..b:0"),
+        (["--no-local", "--serve.tls_cert", "/nowhere", "--serve.tls_key", "/nowhere"], "No such file"),
+        (["--no-local", "--serve.tls_cert", "{folder}/noise", "--serve.tls_key", "{folder}/noise"], "cannot be used: "),
     ],
 )
 def test_what_cannot_be_served_costs_one_sentence(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], starts_listener: None
 ) -> None:
-    assert main([*arguments, f"--serve.data_dir={tmp_path}", "--serve.port=0"]) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.startswith("rhyme serve: error: ")
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 40)
+    for name, statement in (
+        (
+            "newer",
+            "CREATE TABLE alembic_version (version_num VARCHAR(32)); INSERT INTO alembic_version VALUES ('9999')",
+        ),
+        ("foreign", "CREATE TABLE runs (id INTEGER)"),
+    ):
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as other:
+            other.executescript(statement)
+    given = [one.format(folder=tmp_path) for one in arguments]
+    assert main([*given, f"--serve.data_dir={tmp_path}/data", "--serve.port=0"]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.err.startswith("rhyme serve: error: ") and "secret" not in said.err
+    assert said.err.count("\n") == 1 and "Traceback" not in said.out + said.err
 
 
 def test_a_port_that_is_taken_is_named(
