@@ -11,7 +11,9 @@ attempt of a run is active.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.launch.job_file import LaunchFile
 from rhyme_openrlhf.api.launch.ray_jobs import Launcher
 from rhyme_openrlhf.api.launch.schema import by_flag
-from rhyme_openrlhf.api.launch.spec import Arguments, RunSpec, merged
+from rhyme_openrlhf.api.launch.spec import NAME_PATTERN, Arguments, RunSpec, merged
 from rhyme_openrlhf.api.launch.spec_command import from_argv, to_argv
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.models import Attempt, Experiment, Run, RunTag
@@ -123,6 +125,10 @@ class Launching:
         return self.directory / CHECKPOINTS / run_uid
 
 
+# Letters of a run's name that its clones keep, which leaves room for "-clone" and a number.
+CLONED_LETTERS = 80
+
+
 @dataclass(frozen=True)
 class Request:
     """The user who requests a new run, and the idempotency key with the request's digest, if there is one."""
@@ -131,6 +137,18 @@ class Request:
     now: float
     key: str | None = None
     digest: str | None = None
+
+
+def clone_name(session: Session, parent: Run) -> str:
+    """Return a name for a clone of `parent` that no run has: "demo-clone", then "demo-clone-2"."""
+    # A run that was not started here may have any name.
+    name = parent.spec["name"] if parent.spec is not None else parent.name
+    if not re.fullmatch(NAME_PATTERN, name):
+        name = "run"
+    stem = re.sub(r"-clone(-[0-9]+)?$", "", name)[:CLONED_LETTERS] + "-clone"
+    taken = set(session.scalars(select(Run.name).where(Run.name.startswith(stem, autoescape=True))))
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(one for one in names if one not in taken)
 
 
 def digest_of(what: str, body: Mapping[str, Any]) -> str:

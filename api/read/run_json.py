@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
+from rhyme_openrlhf.api.store.status import ENDED
 from rhyme_openrlhf.telemetry.phase import Phase
 
 RUN_EXAMPLE: dict[str, Any] = {
@@ -26,6 +27,7 @@ RUN_EXAMPLE: dict[str, Any] = {
     "created_at": 1760000000.0,
     "started_at": 1760000012.5,
     "finished_at": None,
+    "paused_seconds": 0.0,
     "archived_at": None,
     "step": 42,
     "epoch": 1,
@@ -55,6 +57,7 @@ class RunSummary(View):
     created_at: float
     started_at: float | None
     finished_at: float | None
+    paused_seconds: float = Field(description="Seconds between its attempts, which are no part of its duration.")
     archived_at: float | None
     engines: int | None = None
     tensor_parallel_size: int | None = None
@@ -69,6 +72,11 @@ class RunSummary(View):
     dropped_events: int
     last_event_at: float | None
     values: dict[str, float | str | None] = Field(default={}, description="The requested `column`s.")
+
+    def duration(self, now: float) -> float | None:
+        """Return the seconds in which the run ran, until `now` if it has not ended; None before its start."""
+        end = self.finished_at if self.status in ENDED else now
+        return None if self.started_at is None or end is None else end - self.started_at - self.paused_seconds
 
 
 class AttemptView(View):

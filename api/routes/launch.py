@@ -239,14 +239,13 @@ def clone_run(
         base = launches.arguments_of(parent)
         experiment, _ = names_around(session, parent)
         arguments = check(merged(base, body.edits), launching.roots)
-        # A run that was not started here may have any name.
-        same = parent.spec["name"] if parent.spec is not None else "clone"
+        name = body.name or launches.clone_name(session, parent)
     place = arguments.get("ckpt", {}).get("path")
     if place is not None and place == base.get("ckpt", {}).get("path"):
         message = "the clone would overwrite this run's checkpoints: set another path, or null"
         raise _invalid([Fault("edits.ckpt.path", message)])
     spec = RunSpec(
-        name=body.name or same,
+        name=name,
         experiment=body.experiment or experiment,
         notes=body.notes,
         tags=body.tags,

@@ -86,6 +86,8 @@ class Run(Base):
     created_at: Mapped[float] = mapped_column(Float)
     started_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
+    # Seconds between the end of one attempt and the start of the next one.
+    paused_seconds: Mapped[float] = mapped_column(Float, default=0.0, server_default="0")
     archived_at: Mapped[float | None] = mapped_column(Float)
 
     # Roll-up. `engines` to `steps_total` come from the newest attempt's RunStarted; `step` is the last trained one.

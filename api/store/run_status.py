@@ -7,6 +7,7 @@ end in the transaction that makes it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from sqlalchemy import select
@@ -57,6 +58,17 @@ def follow(run: Run, attempts: Sequence[Attempt]) -> None:
     run.status, run.message, run.finished_at = newest.status, newest.message, newest.finished_at
     starts = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
     run.started_at = min(starts, default=None)
+    run.paused_seconds = _paused_seconds(attempts)
+
+
+def _paused_seconds(attempts: Sequence[Attempt]) -> float:
+    """Return the seconds between the ends of attempts and the starts of the next ones; an unknown end has none."""
+    started = [attempt for attempt in attempts if attempt.started_at is not None]
+    return sum(
+        max(0.0, (following.started_at or 0.0) - attempt.finished_at)
+        for attempt, following in itertools.pairwise(started)
+        if attempt.finished_at is not None
+    )
 
 
 def began(run: Run, attempts: Sequence[Attempt], attempt: Attempt, time: float) -> None:

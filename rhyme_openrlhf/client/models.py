@@ -22,6 +22,7 @@ class Run(TypedDict):
     created_at: float
     started_at: float | None
     finished_at: float | None
+    paused_seconds: float
     archived_at: float | None
     engines: int | None
     tensor_parallel_size: int | None

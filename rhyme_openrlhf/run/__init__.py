@@ -8,7 +8,7 @@ Read in this order:
 3. `placement` points OpenRLHF's launcher at our classes.
 4. `reporting` starts the reporter, and records what the machines do.
 5. `supervisor` watches the run: which process died; `process_logs` has its last words; `stage_watch` says which stage
-   is stuck.
+   is stuck; `live_logs` copies what the processes print.
 6. `termination` turns SIGTERM into a stop with a checkpoint; `reaper` ends what is left, however the driver ended.
 
 `resources`, `model_shape`, `process_logs` and `stage_watch` import neither ray, vllm nor torch.

@@ -33,6 +33,7 @@ from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.run.ending import Ending, LossyFile, Outcome, Reserve, outcome_of, say, tell
+from rhyme_openrlhf.run.live_logs import LiveLogs, job_of
 from rhyme_openrlhf.run.reaper import finish, start_reaper
 from rhyme_openrlhf.run.reporting import Reporting, SystemWatch
 from rhyme_openrlhf.run.resources import SPARE_CPUS, required_gpus, shortage
@@ -57,8 +58,6 @@ SOURCE = "driver"
 STDERR = 2
 # In the run's logs, to Ray's own while the run goes on.
 RAY_LINK = "ray"
-# As Ray writes a job that is not known yet.
-NO_JOB = "ffffffff"
 # Of the actor, in the namespace that each run has for itself.
 RECORDER_NAME = "recorder"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
@@ -144,6 +143,7 @@ class _Started:
     services: RunServices | None = None
     supervisor: Supervisor | None = None
     system: SystemWatch | None = None
+    logs: LiveLogs | None = None
     display: _Display | None = None
     ray_is_gone: bool = False
 
@@ -195,6 +195,8 @@ def _start(job: _Job, notes: list[str], started: _Started, termination: Terminat
     termination.install()
     started.ray_job = ray.get_runtime_context().get_job_id()
     (run.logs / RAY_LINK).symlink_to(session / "logs")
+    started.logs = LiveLogs(session / "logs", run.logs, started.ray_job)
+    started.logs.start()
     _check_gpus(job.args)
     recorder = started.recorder = _start_recorder(job)
     services = started.services = _services(job, recorder)
@@ -427,6 +429,8 @@ def _end(run: RunDirectory, started: _Started, finished: RunFinished, ending: En
     if gone or "end Ray" in ending.failed:
         # Python would wait for it again.
         atexit.unregister(ray.shutdown)
+    if started.logs is not None:
+        ending.part("copy no more logs", started.logs.close)
     ending.part("keep the logs of the run's processes", lambda: _keep_logs(session, run, jobs or [started.ray_job]))
 
 
@@ -490,7 +494,7 @@ def _keep_logs(session: Path, run: RunDirectory, jobs: Sequence[str]) -> None:
     # On a shared cluster there are those of other jobs too.
     for log in sorted((session / "logs").glob("worker-*")):
         try:
-            if _job_of(log) in jobs:
+            if job_of(log) in jobs and not _is_whole(log, run.logs / log.name):
                 shutil.copy2(log, run.logs / log.name)
         except OSError as error:
             refused.append((log, error))
@@ -503,14 +507,6 @@ def _keep_logs(session: Path, run: RunDirectory, jobs: Sequence[str]) -> None:
     (run.logs / RAY_LINK).unlink(missing_ok=True)
 
 
-def _job_of(log: Path) -> str:
-    """Return the Ray job of a worker's log, "" for an empty one: worker-<worker>-<job>-<process>.
-
-    Ray 2.55 starts some workers before their job, and names these logs so. Its first line then says which job it was.
-    """
-    with log.open(errors="replace") as file:
-        first = file.readline().strip()
-    job = log.name.split("-")[2]
-    if first and job == NO_JOB:
-        return first.removeprefix(":job_id:")
-    return job if first else ""
+def _is_whole(log: Path, copy: Path) -> bool:
+    """Return whether a live copy has all of its log already; readers may be following it."""
+    return copy.exists() and copy.stat().st_size == log.stat().st_size

@@ -219,7 +219,7 @@ def _from_run(page: Page, uid: str) -> Filled:
             arguments = launches.arguments_of(run)
         except (LaunchConflict, SpecError) as error:
             raise ProblemError(409, f"this run cannot be cloned: {error}") from error
-        name = run.spec["name"] if run.spec is not None else "clone"
+        name = launches.clone_name(session, run)
     base = tuple(f"{group}.{option}" for group, values in arguments.items() for option in values)
     notice = ""
     places = {"path", "output_dir"} & set(arguments.get("ckpt", {}))

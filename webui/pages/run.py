@@ -20,7 +20,7 @@ from rhyme_openrlhf.api.read.runs import summary_of
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Attempt, Run
-from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RESUMABLE
+from rhyme_openrlhf.api.store.status import ACTIVE, RESUMABLE
 from rhyme_openrlhf.settings.recorded import object_at
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
@@ -98,14 +98,14 @@ def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
     """Return the values of the header, which every tab shows."""
     active = run.status in ACTIVE
     left = seconds_left(step_ends(session, run), run.steps_total) if run.status == "running" else None
-    end = run.finished_at if run.status in ENDED else page.now
+    summary = summary_of(session, run)
     return {
-        "run": summary_of(session, run),
+        "run": summary,
         "phases": [phase.text(page.now) for phase in phases_of(session, run)],
         "notes": run.notes,
         "progress": text.share(run.step, run.steps_total),
         "seconds_left": left,
-        "seconds_so_far": None if run.started_at is None or end is None else end - run.started_at,
+        "seconds_so_far": summary.duration(page.now),
         "emulated": object_at(run.config, "settings", "emulate").get("profile", ""),
         "can_stop": active and run.status != "stopping",
         "can_resume": run.status in RESUMABLE and run.spec is not None,

@@ -20,7 +20,7 @@ from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter,
 from rhyme_openrlhf.api.read.saved_views import page_query, views_for
 from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
-from rhyme_openrlhf.api.store.status import ENDED, PERHAPS_ACTIVE, RUN_STATUSES
+from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE, RUN_STATUSES
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, toggled, url_with
 from rhyme_openrlhf.webui.run import sparkline
 from rhyme_openrlhf.webui.run.recent import start_phases
@@ -232,7 +232,7 @@ def _table(page: Page, asked: Asked) -> dict[str, Any]:
     return {
         "asked": asked,
         "problem": problem,
-        "rows": [(run, progress(run), lines.get(run.uid), _seconds(run, page.now)) for run in rows],
+        "rows": [(run, progress(run), lines.get(run.uid), run.duration(page.now)) for run in rows],
         "phases": phases,
         "heads": [_head(column, sort, direction, link) for column in (NAME_COLUMN, *asked.shown)],
         "line_size": (sparkline.WIDTH, sparkline.HEIGHT),
@@ -269,11 +269,6 @@ def _head(column: Column, sort: str, direction: Direction, link: Any) -> Head:
     # First click: names ascending, numbers and times descending.
     first = "desc" if column.is_number or column.sort == "step" or column.sort in TIMES else "asc"
     return Head(column, link(sort=column.sort, direction=first, cursor=None), "")
-
-
-def _seconds(run: RunSummary, now: float) -> float | None:
-    end = run.finished_at if run.status in ENDED else now
-    return None if run.started_at is None or end is None else end - run.started_at
 
 
 def progress(run: RunSummary) -> float | None:

@@ -389,3 +389,22 @@ def test_a_run_has_a_bounded_number_of_attempts(database: Database) -> None:
         )
     with pytest.raises(AnnouncementError, match="the run has 1000 attempts"):
         attempt_of(database, uid)
+
+
+def test_a_run_that_was_stopped_for_a_night_ran_no_longer(database: Database, make_run: Callable[..., Rows]) -> None:
+    """Its duration is `finished_at - started_at - paused_seconds`."""
+    uid = next(_uids)
+    begun = make_run(seed=1)[0]
+    ended = {**note("driver", 1), "kind": "run_finished", "status": "stopped", "message": "", "seconds": 1.0}
+    for begin, end in ((1000.0, 1060.0), (90_000.0, 90_030.0), (90_020.0, 90_050.0)):
+        attempt = attempt_of(database, uid)
+        send(database, attempt, [{**begun, "time": begin}])
+        # What is under way has paused as long as before.
+        assert run_of(database, uid).paused_seconds == (0.0 if begin == 1000.0 else 90_000.0 - 1060.0)
+        send(database, attempt, [{**ended, "time": end}])
+    run = run_of(database, uid)
+    assert (run.started_at, run.finished_at, run.paused_seconds) == (1000.0, 90_050.0, 90_000.0 - 1060.0)
+    with database.writing() as session:
+        run, attempts = run_status.lock_run(session, run.id)
+        remove_attempts(session, run, attempts, attempts[1:])
+    assert run_of(database, uid).paused_seconds == 0.0

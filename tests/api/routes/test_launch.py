@@ -153,6 +153,26 @@ def test_a_clone_has_edits_a_parent_and_its_own_checkpoints(launched: Any) -> No
     assert launched.operator.post("/api/v1/runs/0123456789abcdef/clone", json={}).status_code == 404
 
 
+def test_a_clone_has_a_name_of_its_own(launched: Any) -> None:
+    def cloned(uid: str, **more: Any) -> dict[str, Any]:
+        return launched.operator.post(f"/api/v1/runs/{uid}/clone", json=more).json()
+
+    first = launched.start("demo")
+    clones = [cloned(first["uid"]) for _ in range(3)]
+    assert [one["name"] for one in clones] == ["demo-clone", "demo-clone-2", "demo-clone-3"]
+    assert all(one["spec"]["name"] == one["name"] for one in clones)
+    assert cloned(clones[1]["uid"])["name"] == "demo-clone-4"
+    assert cloned(first["uid"], name="demo")["name"] == "demo"
+    # A retry with its key is the same clone, and names are as long as they may be.
+    retried = [
+        launched.operator.post(f"/api/v1/runs/{first['uid']}/clone", json={}, headers={"Idempotency-Key": "k"}).json()
+        for _ in range(2)
+    ]
+    assert retried[0]["uid"] == retried[1]["uid"]
+    longest = launched.start("x" * 100)
+    assert [cloned(longest["uid"])["name"] for _ in range(2)] == ["x" * 80 + "-clone", "x" * 80 + "-clone-2"]
+
+
 def test_a_run_that_was_reported_is_cloned_from_its_command(launched: Any) -> None:
     command = ["rhyme", "train", *launched.start()["command"][2:], "--run.dir=/x", "--control.url=http://127.0.0.1:1"]
     body = {"run": "ab" * 8, "name": "a b", "run_directory": "/x", "config": {"command": command}}

@@ -60,6 +60,7 @@ def test_a_clone_has_the_runs_settings_but_its_own_checkpoints(launching_dashboa
     uid = client.post("/api/v1/runs", json=body).json()["uid"]
     page = html.unescape(client.get("/runs/new", params={"clone": uid}).text)
     assert re.search(r'id="f-histospec.window_max"[^>]*value="8"', page) and 'value="ablation"' in page
+    assert re.search(r'<input[^>]*value="[^"]*-clone"', page)
     assert "folder of its own" in page and str(root / "mine") not in page
     # What the form's script sends back to its default has to be known to it.
     assert "ckpt.path" in re.findall(r'data-base="([^"]*)"', page)[0].split()

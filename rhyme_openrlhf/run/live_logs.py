@@ -1,0 +1,92 @@
+"""The logs of a run's processes, copied into the run directory while the run lasts.
+
+Ray writes them on the node's own disk, outside of the run directory. The control plane reads a run directory alone and
+follows no link out of it, so without copies a live run would show its driver's log and no other.
+
+Invariants:
+
+- A copy is a beginning of its log. The run's end copies the rest (`launch.py`), also of engines of several ranks, whose
+  processes belong to other jobs of Ray.
+- Only logs of the run's own job are copied, because on a shared cluster there are others.
+- A disk that takes no more costs the copies alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+# Seconds between two looks at the logs.
+LOOK_SECONDS = 3.0
+# The job in names of workers that Ray 2.55 has started before their job.
+NO_JOB = "ffffffff"
+
+
+class LiveLogs:
+    """A thread that copies what Ray's job `job` writes to `source` into `target`, until it is closed."""
+
+    def __init__(self, source: Path, target: Path, job: str) -> None:
+        self._source = source
+        self._target = target
+        self._job = job
+        # A log's job never changes once its first line is there.
+        self._job_of: dict[str, str] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._copy_until_closed, name="live-logs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to copy."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread after what it copies now."""
+        self._ended.set()
+        self._thread.join()
+
+    def copy(self) -> None:
+        """Copy what is new in all logs of the job."""
+        try:
+            names = sorted(name for name in os.listdir(self._source) if name.startswith("worker-"))
+        except OSError:  # Ray's session is gone
+            return
+        for name in names:
+            try:
+                if self._job_named(name) == self._job:
+                    copy_rest(self._source / name, self._target / name)
+            except OSError:  # a full disk, or a log that Ray has removed; the next look tries again
+                continue
+
+    def _job_named(self, name: str) -> str:
+        job = self._job_of.get(name) or job_of(self._source / name)
+        if job:
+            self._job_of[name] = job
+        return job
+
+    def _copy_until_closed(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            self.copy()
+
+
+def copy_rest(log: Path, copy: Path) -> None:
+    """Append to `copy` what `log` has beyond it. Raises OSError."""
+    with log.open("rb") as source, copy.open("ab") as target:
+        if target.tell() > os.fstat(source.fileno()).st_size:
+            # The log was begun anew.
+            target.truncate(0)
+        source.seek(os.fstat(target.fileno()).st_size)
+        shutil.copyfileobj(source, target)
+
+
+def job_of(log: Path) -> str:
+    """Return the Ray job of a worker's log, "" for an empty one: worker-<worker>-<job>-<process>.
+
+    Ray 2.55 starts some workers before their job, and names these logs so. Its first line then says which job it was.
+    """
+    with log.open(errors="replace") as file:
+        first = file.readline().strip()
+    job = log.name.split("-")[2]
+    if first and job == NO_JOB:
+        return first.removeprefix(":job_id:")
+    return job if first else ""
