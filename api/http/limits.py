@@ -25,6 +25,8 @@ from rhyme_openrlhf.api.settings import ServeSettings
 BUCKETS = 10_000
 # Imports at once. Each takes as long as a run's events need, so reporters' batches have slots of their own.
 IMPORTS = 2
+# Simulations of other engines at once, which viewers may ask for.
+SIMULATIONS = 2
 # Part of the live streams that one token may have: more than any person's pages need.
 SHARE = 4
 # Retry delay when all slots are taken: a batch takes tens of milliseconds.
@@ -204,6 +206,8 @@ class Limits:
     batches: Slots
     imports: Slots
     streams: SharedSlots
+    # Each keeps a processor busy for seconds.
+    simulations: Slots
 
     @classmethod
     def of(cls, settings: ServeSettings) -> Limits:
@@ -214,5 +218,6 @@ class Limits:
             provider_sign_ins=RateLimit(per_minute / 60, max(1.0, per_minute)),
             batches=Slots(settings.batches_in_flight, "batches of events"),
             imports=Slots(IMPORTS, "imports"),
+            simulations=Slots(SIMULATIONS, "simulations"),
             streams=SharedSlots(settings.streams, "live streams"),
         )

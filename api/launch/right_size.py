@@ -85,6 +85,9 @@ def advise(directory: Path | None, config: Mapping[str, Any], roots: Sequence[Pa
         found = right_size(run, profiles, {}, replay(run, profiles, {}).conditions)
     except (WorkloadError, ProfileError, PathRefused, NotMeasured, CoreMissing, ValueError) as error:
         return RightSizeView.lacking(str(error))
+    # Files of another program may hold numbers and references that no run has.
+    except (ArithmeticError, LookupError, RecursionError) as error:
+        return RightSizeView.lacking(f"the run's record cannot be simulated: {type(error).__name__}")
     was = found.candidates[0]
     rows = [
         CandidateView(

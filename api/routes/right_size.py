@@ -26,4 +26,5 @@ def get_right_size(uid: RunUid, who: auth.Viewer, service: ServiceDep, launching
     with service.database.reading() as session:
         run = find_run(session, uid)
         directory, config = newest_directory(session, run, roots), run.config
-    return advise(directory, config, roots)
+    with service.limits.simulations.one():
+        return advise(directory, config, roots)

@@ -136,7 +136,9 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
         raise WorkloadError(f"{directory} has no finished training step: how fast its trainer is, is not known")
     rates = _rates(events)
     workload = _with_drafts(workload, rows, numbers, rates, kept_responses(directory))
-    started = next(one.event for one in events if isinstance(one.event, RunStarted))
+    started = next((one.event for one in events if isinstance(one.event, RunStarted)), None)
+    if started is None:
+        raise WorkloadError(f"{directory} has no start of its run: with which engines, is not known")
     drafted = any(rates[step].drafts_per_step for step in steps)
     pipeline = any(isinstance(one.event, RankGroups) for one in events)
     trainer: Trainer = "pipeline" if pipeline else "async" if started.asynchronous else "sync"
@@ -189,8 +191,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise WorkloadError(f"{path}, line {number}: no JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:
+            raise WorkloadError(f"{path}, line {number}: no JSON: {error}") from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise WorkloadError(f"{path}, line {number}: lacks its step")
         found.append(row)

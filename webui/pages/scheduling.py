@@ -26,7 +26,10 @@ def scheduling_page(uid: RunUid, page: PageDep, launching: LaunchingDep, right_s
         run = find_run(session, uid)
         context = {**run_context(page, session, run), "kinds": move_kinds(session, run)}
         directory, config = newest_directory(session, run, roots) if right_size else None, run.config
-    advice = advise(directory, config, roots) if right_size else None
+    advice = None
+    if right_size:
+        with page.service.limits.simulations.one():
+            advice = advise(directory, config, roots)
     return page.render("scheduling.html", uid=uid, cause_words=CAUSE_WORDS, advice=advice, **context)
 
 
