@@ -46,6 +46,10 @@ CLAIMING = (
 # Events that change a step's row.
 _OF_STEP = (RolloutStarted, RolloutFinished, EngineStep, EngineInterval, TrainStep, SampleMoved, LayoutSwitched)
 
+# Longest path of a checkpoint that has a row. The row is found by it, and an entry of PostgreSQL's indexes has at most
+# 2,704 bytes. The event of a longer one is stored as any other.
+PATH_BYTES = 2000
+
 INTERVAL_COLUMNS = ("run_id", "attempt_id", "step", "engine", "state", "cause", "start", "end", "weight_version")
 SAMPLE_COLUMNS = (
     "run_id", "attempt_id", "time", "step", "engine", "running", "tokens_per_second", "drafted", "accepted",
@@ -129,7 +133,7 @@ class Rollup:
                 take(self, event, one.time)
         # A checkpoint stays, even if another attempt repeats its step.
         for one in arrived:
-            if isinstance(one.event, CheckpointSaved):
+            if isinstance(one.event, CheckpointSaved) and len(one.event.path.encode()) <= PATH_BYTES:
                 self.checkpoints.setdefault((one.event.step, one.event.path), one.time)
 
     def needs_intervals(self) -> list[int]:

@@ -38,6 +38,7 @@ from tests.api.launch_service import LaunchService, launch_service
 
 ASKED = int(os.environ.get("RHYME_FUZZ", "0"))
 COUNT = ASKED or 120
+pytestmark = pytest.mark.timeout(300 + 3 * ASKED)
 # Only where RHYME_FUZZ asks for them: seconds of CPU of a request, and bytes by which the process may grow.
 MOST_CPU_S, MOST_GROWTH = 2.0, 300 * 2**20
 # The service's refusals; a conflict, a rate and a missing provider are no faults.
@@ -284,7 +285,7 @@ _ACTIONS: tuple[Callable[[Attack], None], ...] = (_announcement, _events, _impor
 
 def _described(service: LaunchService) -> Iterator[tuple[str, str, Any]]:
     """Yield each operation with a body, and the example of it in the service's description."""
-    described = service.service and service.viewer.get("/api/v1/openapi.json").json()
+    described = service.viewer.get("/api/v1/openapi.json").json()
     schemas = described["components"]["schemas"]
     for path, operations in described["paths"].items():
         for method, operation in operations.items():

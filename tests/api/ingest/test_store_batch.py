@@ -1,6 +1,7 @@
 """Batches into both databases: the rows follow from the events alone."""
 
 import itertools
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from rhyme_openrlhf.api.ingest.validation import BadEventError, prepare
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.json_values import COUNT_MAX, MOST_VALUES
-from rhyme_openrlhf.api.store.models import Attempt, Run
+from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
 from rhyme_openrlhf.api.store.record import EpochRow, EventSource, Step
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.summary import summarize
@@ -408,3 +409,24 @@ def test_a_run_that_was_stopped_for_a_night_ran_no_longer(database: Database, ma
         run, attempts = run_status.lock_run(session, run.id)
         remove_attempts(session, run, attempts, attempts[1:])
     assert run_of(database, uid).paused_seconds == 0.0
+
+
+def test_a_text_that_is_a_key_has_room_in_every_index(database: Database) -> None:
+    uid = next(_uids)
+    attempt = attempt_of(database, uid)
+    # No database makes random letters shorter.
+    draw = random.Random(1)
+    paths = ["".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(count)) for count in (600, 700, 20_000)]
+    saved = {"kind": "checkpoint_saved", "time": 1.0, "source": "trainer", "step": 1}
+    rows = [{**saved, "sequence": number, "path": path} for number, path in enumerate(paths)]
+    assert send(database, attempt, rows).accepted == len(rows)
+    with database.reading() as session:
+        assert list(session.scalars(select(Artifact.path))) == paths[:1]
+    # Nor does a setting, a metric or a name of the longest kind.
+    odd = "".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(5000))
+    config = {"settings": {odd: {odd: odd}}}
+    with database.writing() as session:
+        announce(session, Announcement(attempt, uid, odd[:200], odd, config), NOW)
+    metrics = {"kind": "train_step", "step": 1, "epoch": 1, "seconds_by_part": {}, "metrics": {odd[:128]: 1.0}}
+    note_of = {"time": 1.0, "source": odd[:64], "sequence": 0}
+    assert send(database, attempt, [{**metrics, **note_of}]).accepted == 1
