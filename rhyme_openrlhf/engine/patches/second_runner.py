@@ -38,7 +38,7 @@ from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
 from rhyme_openrlhf.drafting.planner import Cut
 from rhyme_openrlhf.drafting_core import core
-from rhyme_openrlhf.engine.rows import most_rows
+from rhyme_openrlhf.engine.rows import most_rows, profiled_rows
 
 METHOD = "custom_class"
 # Where a step has its drafts as arrays (`Cut`), if its lists of tokens have the lengths alone.
@@ -97,11 +97,12 @@ def is_ours(vllm_config: Any) -> bool:
 def take_rows(runner: Any, hidden_states: torch.Tensor) -> None:
     """Take the memory, for a moment, that the logits of a step with as many drafts as there may be need.
 
-    `hidden_states`: [samples, hidden size], a row for each sample that joins after the drafts were made.
+    That is `rows.reserved_bytes`. `hidden_states`: [samples, hidden size].
     """
-    rows = most_rows(runner.vllm_config)
-    if rows is not None:
-        made = hidden_states[:1].expand(rows + hidden_states.shape[0], -1).contiguous()
+    most, samples = most_rows(runner.vllm_config), hidden_states.shape[0]
+    if most is not None:
+        rows = profiled_rows(most, samples, runner.vllm_config.num_speculative_tokens)
+        made = hidden_states[:1].expand(rows, -1).contiguous()
         logits = runner.model.compute_logits(made)
         # Of a chunk of the verification.
         logits[: rejection_sampler.get_max_chunk_logits(logits.shape[1])].to(torch.float32, copy=True)
