@@ -57,8 +57,16 @@ class Allocated(TorchDispatchMode):
 
 
 class NoKernel:
+    """A kernel that does nothing; from vLLM 0.32 on, the function that stands before one."""
+
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda *args, **named: None
+        return self
+
+    def __call__(self, *args: Any, **named: Any) -> None:
+        pass
+
+    def register_warmup(self, *args: Any, **named: Any) -> None:
+        pass
 
 
 def in_place(logits: torch.Tensor, *more: Any) -> torch.Tensor:
@@ -69,7 +77,8 @@ def in_place(logits: torch.Tensor, *more: Any) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel in ("rejection_greedy_sample", "rejection_random_sample", "expand", "sample_recovered_tokens"):
-        monkeypatch.setattr(first_verification, f"{kernel}_kernel", NoKernel())
+        stands = f"_{kernel}" if hasattr(first_verification, f"_{kernel}") else f"{kernel}_kernel"
+        monkeypatch.setattr(first_verification, stands, NoKernel())
     for module in (first_verification, first_top_p):
         monkeypatch.setattr(module, "apply_top_k_top_p", lambda logits, k, p: logits)
     # torch.compile makes one kernel of it on a GPU.
@@ -107,6 +116,7 @@ def verify_second(hidden: torch.Tensor, drafts: int, count: int) -> None:
     samples = len(hidden)
     sampler = SimpleNamespace(
         logprobs_mode="processed_logprobs", needs_logits_processing=np.ones(samples, np.bool_), use_fp64_gumbel=False,
+        return_sampling_mask=False, logits_processors=[],
         sampling_states=SimpleNamespace(
             temperature=SimpleNamespace(gpu=None), seeds=SimpleNamespace(gpu=None), apply_top_k_top_p=in_place,
             apply_temperature=in_place, apply_min_p=in_place,
@@ -126,7 +136,7 @@ def verify_second(hidden: torch.Tensor, drafts: int, count: int) -> None:
     batch = SimpleNamespace(
         num_reqs=samples, cu_num_logits_np=ends, cu_num_logits=torch.zeros(samples + 1, dtype=torch.int32),
         idx_mapping=index[:samples], idx_mapping_np=np.arange(samples), expanded_idx_mapping=index,
-        expanded_local_pos=index,
+        expanded_local_pos=index, seq_lens_cpu_upper_bound=SimpleNamespace(numpy=lambda: np.zeros(samples)),
     )  # fmt: skip
     logits = compute_logits(hidden[:1].expand(count, -1))
     chunk = second_verification.get_max_chunk_logits(VOCABULARY)
