@@ -3,11 +3,14 @@
 vLLM's model runner V2 keeps draft tokens on the device, where its own speculators write them. Of the scheduler's drafts
 V2 reads the lengths alone. `apply` lets V2 take the speculation method of the source "history" ("custom_class"), whose
 speculator proposes nothing. It has each step's draft tokens written to the device before the forward pass: one copy of
-int64[samples that draft, longest draft].
+int64[samples that draft, 1 + longest draft].
 
 V2 replays one CUDA graph for a decode step only where all samples have the longest draft, which hardly ever is. Its
 graphs for steps with drafts of any lengths are made for adaptive verification (DSpark). `apply` has them made for our
 drafts too, where attention can be captured so. Elsewhere graphs are PIECEWISE, as for V1.
+
+With asynchronous scheduling V2 updates its request states (`update_ahead`) while the step before computes. So a GPU
+does not wait for that.
 
 V2's profile run, by which the KV cache is sized, has a row for each sample. `apply` adds the rows of drafts on a GPU.
 V2 verifies them in chunks, so it needs their logits and a copy of one chunk in 32 bits.
@@ -44,6 +47,9 @@ METHOD = "custom_class"
 # Where a step has its drafts as arrays (`Cut`), if its lists of tokens have the lengths alone.
 DRAFTS = "rhyme_drafts"
 REFUSED = f"speculative method '{METHOD}'"
+# What V2 does first with a step, which needs no drafts; and where a step says that it is done.
+UPDATES = ("finish_requests", "free_states", "add_requests", "update_requests")
+UPDATED = "rhyme_updated"
 
 
 class NoProposals:
@@ -82,11 +88,29 @@ def draft_rows(drafts: Cut) -> NDArray[np.int64]:
 def write_drafts(state: Any, step: Any) -> None:
     """Write the step's draft tokens to the runner's request state."""
     if names := step.scheduled_spec_decode_tokens:
-        rows = np.fromiter(map(state.req_id_to_index.__getitem__, names), np.int64, len(names))
         tokens = draft_rows(drafts_of(step))
-        device = state.draft_tokens.device
-        index = torch.from_numpy(rows).to(device, non_blocking=True)
-        state.draft_tokens[index, : tokens.shape[1]] = torch.from_numpy(tokens).to(device, non_blocking=True)
+        rows = np.fromiter(map(state.req_id_to_index.__getitem__, names), np.int64, len(names))
+        # One copy to the device.
+        sent = torch.from_numpy(np.column_stack((rows, tokens))).to(state.draft_tokens.device, non_blocking=True)
+        state.draft_tokens[sent[:, 0], : tokens.shape[1]] = sent[:, 1:]
+
+
+@torch.inference_mode()
+def update_ahead(runner: Any, step: Any) -> None:
+    """Update the runner's request states by a scheduled step, before its drafts are known. No step comes between."""
+    for name in UPDATES:
+        getattr(runner, name)(step)
+    runner.block_tables.apply_staged_writes()
+    setattr(step, UPDATED, True)
+
+
+def _once(update: Any) -> Any:
+    @functools.wraps(update)
+    def updated(self: Any, scheduler_output: Any) -> None:
+        if not getattr(scheduler_output, UPDATED, False):
+            update(self, scheduler_output)
+
+    return updated
 
 
 def is_ours(vllm_config: Any) -> bool:
@@ -185,6 +209,8 @@ def apply() -> None:
 
     VllmConfig._get_v2_model_runner_unsupported_features = unsupported
     model_runner.init_speculator = speculator
+    for name in UPDATES:
+        setattr(model_runner.GPUModelRunner, name, _once(getattr(model_runner.GPUModelRunner, name)))
     model_runner.GPUModelRunner.gather_batch_req_state = gather
     model_runner.GPUModelRunner.prepare_inputs = prepare
     model_runner.GPUModelRunner._dummy_sampler_run = sample_dummies
