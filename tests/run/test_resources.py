@@ -113,8 +113,8 @@ def test_every_gpu_of_a_run_has_its_parts() -> None:
     assert (engine.name, engine.share.gpus, actor.name, actor.share.gpus) == ("engine", 4, "policy", 4)
     parts = {part.what: part.size for part in engine.parts}
     assert parts["weights"] == pytest.approx(16.38e9, rel=0.001)
-    # Eight rows for each of 128 samples, and one for each that joins: as the first model runner reserves them.
-    assert parts["rows of the sampler"] == (1152 * 2 + 1024 * 8 + 128 * 14) * 151936
+    # Eight rows for each of 128 samples, and one for each that joins: in 16 bits, and a chunk that has them all in 32.
+    assert parts["rows of the sampler"] == 1152 * (2 + 4) * 151936
     assert parts["KV cache of one sample at full length"] == 147456 * 8192
     assert engine.least == pytest.approx(sum(parts.values()) / 0.95) and engine.samples == pytest.approx(
         (0.95 * 80 * GIB - parts["weights"] - parts["rows of the sampler"]) / (147456 * 8192)
@@ -181,6 +181,8 @@ def test_memory_of_rows_is_that_of_the_runs_model_runner() -> None:
 
     v1, v2 = "--drafting.runner=v1", "--drafting.runner=v2-async"
     assert [round(size(v1), 2), round(size(v2), 2)] == [1.87, 1.05]
+    # As 'auto' is decided on GPUs.
+    assert size() == size(v2) and size("--drafting.source=ngram", "--drafting.tokens=32") == size(v1)
     many = "--engine.max_num_seqs=256"
     assert [round(size(v1, many), 2), round(size(v2, many), 2)] == [3.73, 1.77]
     # A chunk in 32 bits has 1 GiB at most, also with a large vocabulary.
