@@ -8,9 +8,9 @@ of the step before. One engine runs in this process on CPU tensors. Its kernels 
 remains is the host's Python and its copies. Sampled tokens are those of made-up responses; a history that is wrong in
 every WRONG-th token drafts for them.
 
-Columns are medians in microseconds of this thread's processor time. "ours": from the tokens to the filled step. "runner":
-from the filled step to the call of the model, in vLLM's runner, with its parts by name. "gap": both together. A launch of
-a kernel costs nothing here, so launches are counted. Metadata of a GPU's attention is not made.
+Columns are medians in microseconds of this thread's processor time. "ours": from the tokens to the filled step.
+"runner": from the filled step to the call of the model, in vLLM's runner, with its parts by name. "gap": both together.
+A launch of a kernel costs nothing here, so launches are counted. Metadata of a GPU's attention is not made.
 """
 
 from __future__ import annotations

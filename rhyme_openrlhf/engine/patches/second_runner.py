@@ -3,7 +3,7 @@
 vLLM's model runner V2 keeps draft tokens on the device, where its own speculators write them. Of the scheduler's drafts
 V2 reads the lengths alone. `apply` lets V2 take the speculation method of the source "history" ("custom_class"), whose
 speculator proposes nothing. It has each step's draft tokens written to the device before the forward pass: one copy of
-int64[samples that draft, 1 + longest draft].
+int64[samples that draft, longest draft].
 
 V2 replays one CUDA graph for a decode step only where all samples have the longest draft, which hardly ever is. Its
 graphs for steps with drafts of any lengths are made for adaptive verification (DSpark). `apply` has them made for our
@@ -88,11 +88,11 @@ def draft_rows(drafts: Cut) -> NDArray[np.int64]:
 def write_drafts(state: Any, step: Any) -> None:
     """Write the step's draft tokens to the runner's request state."""
     if names := step.scheduled_spec_decode_tokens:
-        tokens = draft_rows(drafts_of(step))
         rows = np.fromiter(map(state.req_id_to_index.__getitem__, names), np.int64, len(names))
-        # One copy to the device.
-        sent = torch.from_numpy(np.column_stack((rows, tokens))).to(state.draft_tokens.device, non_blocking=True)
-        state.draft_tokens[sent[:, 0], : tokens.shape[1]] = sent[:, 1:]
+        tokens = draft_rows(drafts_of(step))
+        device = state.draft_tokens.device
+        index = torch.from_numpy(rows).to(device, non_blocking=True)
+        state.draft_tokens[index, : tokens.shape[1]] = torch.from_numpy(tokens).to(device, non_blocking=True)
 
 
 @torch.inference_mode()
