@@ -290,7 +290,7 @@ def layout_of(args: SimpleNamespace) -> Layout:
 def _runner(settings: RhymeSettings) -> str:
     """Return the model runner of engines on GPUs, as cli/preflight_runner.py decides it."""
     drafting = settings.drafting
-    first = drafting.runner == V1 or drafting.source != HISTORY or settings.tp_switch.enable
+    first = drafting.runner == V1 or drafting.source != HISTORY or settings.emulate.profile
     return V1 if settings.histospec.enable and (first or settings.run.reproducible) else V2_ASYNC
 
 
