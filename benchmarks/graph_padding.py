@@ -11,6 +11,7 @@ engines, and "ours, V2" that of the second runner.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import sys
 from collections import Counter
@@ -85,8 +86,12 @@ def second_dispatch(config: Any) -> Callable[[Step], tuple[str, int]]:
     graphs = model_runner.ModelCudaGraphManager(config, torch.device("cpu"), mode, decode_query_len=longest)
     graphs._graphs_captured = True
 
+    # vLLM 0.32 asks whether a step can have a graph for decoding, not whether it has a prefill.
+    *_, asked = inspect.signature(get_uniform_decode_token_count).parameters
+    decodes = {asked: asked != "has_prefill"}
+
     def dispatch(step: Step) -> tuple[str, int]:
-        uniform = get_uniform_decode_token_count(step.running, step.rows, step.longest, has_prefill=False)
+        uniform = get_uniform_decode_token_count(step.running, step.rows, step.longest, **decodes)
         graph = graphs.dispatch(step.running, step.rows, uniform, 0, step.longest)
         return graph.cg_mode.name, graph.num_tokens
 

@@ -1,10 +1,13 @@
-"""Rows of an engine's decode step on a GPU: how many there may be, and the CUDA graphs for them.
+"""Rows of an engine's decode step on a GPU: how many there may be, the memory for them, and their CUDA graphs.
 
 A row is one token whose logits a step computes: one for each running sample, and one for each draft token. Memory is
 reserved for all rows that there may be (patches/rejection_sampling.py, patches/second_runner.py), and they decide how
 many drafts a step has room for (scheduler_parts/drafting.py).
 
-Invariant: a step with drafts never has more rows than memory is reserved for, or than its largest graph has.
+Invariants:
+- A step with drafts never has more rows than memory is reserved for, or than its largest graph has.
+- A run's memory plan (run/resources.py) has `reserved_bytes`, and an engine's profile run takes that many:
+  `tests/engine/test_rows.py` counts the bytes that both model runners allocate.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present
+from rhyme_openrlhf.settings.drafting import V1
 
 # Rows that a sample may have when all run, as far as MOST_ROWS allow. On an H200 samples got 4 to 8 tokens a step where
 # 8 to 128 ran, and with 512 of them 512 rows left no room for drafts (docs/gpu.md, benchmarks/row_limits.py). A
@@ -19,6 +23,11 @@ from rhyme_openrlhf.platform import gpu_present
 ROWS_EACH, MOST_ROWS = 8, 2048
 # Rows that are worth their memory with few samples: the largest CUDA graph that vLLM 0.29.0 captures by default.
 LEAST_ROWS = 512
+# A model computes a logit in 16 bits, and a sampler works on it in 32.
+LOGIT_BYTES, SAMPLER_BYTES = 2, 4
+# The second runner verifies rows in chunks of at most these bytes in 32 bits: vLLM 0.29.0's MAX_CHUNK_BYTES
+# (v1/worker/gpu/spec_decode/rejection_sampler.py).
+CHUNK_BYTES = 2**30
 
 
 def reserved_rows(samples: int, drafts: int, step_tokens: int) -> int:
@@ -29,6 +38,26 @@ def reserved_rows(samples: int, drafts: int, step_tokens: int) -> int:
     """
     rows = max(2 * samples, LEAST_ROWS, min(ROWS_EACH * samples, MOST_ROWS))
     return min(samples * (1 + drafts), rows, step_tokens)
+
+
+def profiled_rows(rows: int, samples: int, drafts: int) -> int:
+    """Return the rows that a profile run computes: `rows`, and one for each sample that joins behind their drafts."""
+    return min(rows + samples, samples * (1 + drafts))
+
+
+def reserved_bytes(rows: int, samples: int, vocabulary: int, runner: str) -> int:
+    """Return the memory of a profile run's logits; `rows` of `samples`, by `profiled_rows`.
+
+    The second model runner keeps all logits in 16 bits, and a chunk of them in 32. The first keeps all logits, those of
+    drafts in 32 bits, and their probabilities. It also keeps, for each sample, the logits behind its drafts in both
+    formats, random numbers and their reciprocals.
+    """
+    logits = rows * LOGIT_BYTES
+    if runner == V1:
+        sampled = (rows - samples) * 2 * SAMPLER_BYTES + samples * (LOGIT_BYTES + 3 * SAMPLER_BYTES)
+    else:
+        sampled = min(rows, max(1, CHUNK_BYTES // (vocabulary * SAMPLER_BYTES))) * SAMPLER_BYTES
+    return (logits + sampled) * vocabulary
 
 
 def most_rows(vllm_config: Any) -> int | None:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from rhyme_openrlhf.engine.rows import reserved_rows
+from rhyme_openrlhf.engine.rows import profiled_rows, reserved_bytes, reserved_rows
 from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape, Shapes
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import HISTORY
-from rhyme_openrlhf.settings.engine import VLLM_SAMPLES
+from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2_ASYNC
+from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, VLLM_STEP_TOKENS
 
 # CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
 SPARE_CPUS = 8
@@ -100,14 +100,14 @@ def _group(model: SimpleNamespace) -> int:
 # Adam in mixed precision: weights and gradients in 16 bits; master weights, momentum and variance in 32. Muon has no
 # variance for the matrices, which are nearly all.
 GRADIENT_BYTES, OPTIMIZER_BYTES, MUON_BYTES = 2, 12, 8
-# A sampler row is all logits of a token; it exists as logits, log-probabilities and probabilities in 32 bits.
-ROW_COPIES, ROW_NUMBER_BYTES = 3, 4
 # The weight buffer keeps two versions on a node (weights/node.py).
 BUFFER_COPIES = 2
 # Ray's object store for samples and for buckets of weights on their way to other nodes, and NCCL.
 SHM_BYTES = 2**30
 # vLLM's share of a GPU is rounded down to this when a plan proposes one.
 SHARE_STEPS = 20
+# A plan proposes no fewer samples at once for an engine.
+FEW_SAMPLES = 8
 _NAMES = {
     ENGINES: "engine",
     "actor": "policy",
@@ -123,8 +123,9 @@ class Layout:
     """The settings of a run that decide about memory.
 
     `muon`: models that Muon trains. `weight_bytes`, `trained`: bytes of a model's parameter, and the part of the
-    parameters that is trained (LoRA: 0, its own are few). `sequences`: samples that an engine runs at once. `rows`:
-    rows of logits in its sampler. `utilization`: the engine's part of a GPU.
+    parameters that is trained (LoRA: 0, its own are few). `sequences`, `step_tokens`: samples that an engine runs at
+    once, and tokens of its step. `drafts`: tokens of the longest draft, 0 without speculation. `runner`: vLLM's model
+    runner. `utilization`: the engine's part of a GPU.
     """
 
     shares: tuple[Share, ...]
@@ -141,10 +142,22 @@ class Layout:
     engines_sleep: bool = False
     trainer_sleeps: bool = False
     sequences: int = VLLM_SAMPLES
-    rows: int = 2 * VLLM_SAMPLES
+    step_tokens: int = VLLM_STEP_TOKENS
+    drafts: int = 0
+    runner: str = V2_ASYNC
     longest: int = 1
     history_gb: float = 0.0
     buffer: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits that a step of an engine has at most."""
+        return reserved_rows(self.sequences, self.drafts, self.step_tokens)
+
+    def sampler_bytes(self, vocabulary: int) -> int:
+        """Return the memory that an engine reserves for these rows."""
+        rows = profiled_rows(self.rows, self.sequences, self.drafts)
+        return reserved_bytes(rows, self.sequences, vocabulary, self.runner)
 
     def optimizer_bytes(self, model: str) -> int:
         """Return bytes of the optimizer's states for each parameter."""
@@ -265,11 +278,20 @@ def layout_of(args: SimpleNamespace) -> Layout:
         engines_sleep=args.vllm.enable_sleep and args.train.colocate_all,
         trainer_sleeps=args.ds.enable_sleep and args.train.colocate_all,
         sequences=settings.engine.samples,
-        rows=reserved_rows(settings.engine.samples, longest_draft(args), settings.engine.step_tokens),
+        step_tokens=settings.engine.step_tokens,
+        drafts=longest_draft(args),
+        runner=_runner(settings),
         longest=args.data.max_len,
         history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
         buffer=settings.weights_by_buffer,
     )
+
+
+def _runner(settings: RhymeSettings) -> str:
+    """Return the model runner of engines on GPUs, as cli/preflight_runner.py decides it."""
+    drafting = settings.drafting
+    first = drafting.runner == V1 or drafting.source != HISTORY or settings.emulate.profile
+    return V1 if settings.histospec.enable and (first or settings.run.reproducible) else V2_ASYNC
 
 
 def longest_draft(args: SimpleNamespace) -> int:
@@ -329,7 +351,7 @@ def _parts(shapes: Shapes, layout: Layout, share: Share, model: str) -> Iterator
     if model == ENGINES:
         parallel = layout.tensor_parallel
         yield Part(model, "weights", WEIGHT_BYTES * shape.parameters / parallel)
-        yield Part(model, "rows of the sampler", layout.rows * shape.vocabulary * ROW_COPIES * ROW_NUMBER_BYTES)
+        yield Part(model, "rows of the sampler", layout.sampler_bytes(shape.vocabulary))
         yield Part(model, _ONE_SAMPLE, shape.kv_bytes(parallel) * layout.longest)
         return
     # The value head of a critic or reward model is one row in place of the output layer.
@@ -410,6 +432,8 @@ def _changes(shapes: Shapes, layout: Layout, share: Share, size: int) -> Iterato
         yield "--reward.offload", {"offloaded": layout.offloaded | {"reward"}}
     if trains and not layout.adam_offload:
         yield "--ds.adam_offload", {"adam_offload": True}
+    if ENGINES in share.models and layout.sequences > FEW_SAMPLES:
+        yield _fewer_samples(shapes, layout, share, size)
     if ENGINES in share.models:
         gpus = share.gpus
         for parallel in (2, 4, 8):
@@ -419,6 +443,17 @@ def _changes(shapes: Shapes, layout: Layout, share: Share, size: int) -> Iterato
                     f"--vllm.tensor_parallel_size {parallel} --vllm.num_engines {engines}",
                     {"tensor_parallel": parallel},
                 )
+
+
+def _fewer_samples(shapes: Shapes, layout: Layout, share: Share, size: int) -> tuple[str, dict[str, Any]]:
+    """Return the flag for fewer samples at once, as many as fit by halves, or FEW_SAMPLES; and what it changes."""
+    samples = layout.sequences
+    while samples > FEW_SAMPLES:
+        samples = max(samples // 2, FEW_SAMPLES)
+        changed = dataclasses.replace(layout, sequences=samples)
+        if _least(changed, _parts_of(shapes, changed, share)) <= size:
+            break
+    return f"--engine.max_num_seqs {samples}", {"sequences": samples}
 
 
 def _fitting_share(shapes: Shapes, layout: Layout, share: Share, size: int) -> tuple[Layout, str]:

@@ -64,7 +64,8 @@ COUNTED: list[tuple[str, str, int]] = [
 ]
 # What comes before what. Grammar masks are made while the forward pass runs, so what parts do in `computing` delays no
 # step. Whether to block is asked after the scheduler was. Steps are computed in the order in which they were scheduled.
-# States of requests are updated before drafts are used. Graphs are made right behind the mode.
+# States of requests are updated before drafts are used, by what is done ahead (patches/second_runner.py). Graphs are
+# made right behind the mode.
 IN_ORDER: list[tuple[str, ...]] = [
     (f"{CORE}.step", "execute_model(", "get_grammar_bitmask(", "future.result()"),
     (
@@ -75,6 +76,11 @@ IN_ORDER: list[tuple[str, ...]] = [
     (
         f"{RUNNER_V2}.execute_model",
         "self.add_requests(", "self.update_requests(", "self.gather_batch_req_state(", "self.prepare_inputs(",
+    ),
+    (
+        f"{RUNNER_V2}.execute_model",
+        "self.update_pp_decode_requests(", "self.finish_requests(", "self.free_states(", "self.add_requests(",
+        "self.update_requests(", "self.block_tables.apply_staged_writes(", "self.gather_batch_req_state(",
     ),
     (f"{RUNNER_V2}.initialize_kv_cache", "resolve_cudagraph_mode_and_sizes(", "= ModelCudaGraphManager("),
 ]  # fmt: skip

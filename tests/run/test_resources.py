@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -112,8 +113,8 @@ def test_every_gpu_of_a_run_has_its_parts() -> None:
     assert (engine.name, engine.share.gpus, actor.name, actor.share.gpus) == ("engine", 4, "policy", 4)
     parts = {part.what: part.size for part in engine.parts}
     assert parts["weights"] == pytest.approx(16.38e9, rel=0.001)
-    # A verified row is 151,936 logits in three copies of 4 bytes; eight rows for each of 128 samples.
-    assert parts["rows of the sampler"] == 1024 * 151936 * 12
+    # Eight rows for each of 128 samples, and one for each that joins: in 16 bits, and a chunk that has them all in 32.
+    assert parts["rows of the sampler"] == 1152 * (2 + 4) * 151936
     assert parts["KV cache of one sample at full length"] == 147456 * 8192
     assert engine.least == pytest.approx(sum(parts.values()) / 0.95) and engine.samples == pytest.approx(
         (0.95 * 80 * GIB - parts["weights"] - parts["rows of the sampler"]) / (147456 * 8192)
@@ -172,6 +173,31 @@ def test_rows_of_the_sampler_follow_the_samples_and_their_drafts() -> None:
     assert rows("--no-histospec.enable") == 128 and rows("--histospec.window_max=2") == 384 and rows() == 1024
     assert rows("--engine.max_num_seqs=500") == 2048
     assert rows("--engine.max_num_seqs=100", "--engine.max_num_batched_tokens=700") == 700
+
+
+def test_memory_of_rows_is_that_of_the_runs_model_runner() -> None:
+    def size(*options: str) -> float:
+        return grpo(*options).sampler_bytes(151936) / 1e9
+
+    v1, v2 = "--drafting.runner=v1", "--drafting.runner=v2-async"
+    assert [round(size(v1), 2), round(size(v2), 2)] == [1.87, 1.05]
+    # As 'auto' is decided on GPUs.
+    assert size() == size(v2) and size("--drafting.source=ngram", "--drafting.tokens=32") == size(v1)
+    many = "--engine.max_num_seqs=256"
+    assert [round(size(v1, many), 2), round(size(v2, many), 2)] == [3.73, 1.77]
+    # A chunk in 32 bits has 1 GiB at most, also with a large vocabulary.
+    assert grpo(v2, many).sampler_bytes(1 << 20) == pytest.approx(2304 * 2 * (1 << 20) + 2**30)
+    assert size(v2, "--no-histospec.enable") == pytest.approx(128 * 6 * 151936 / 1e9)
+
+
+def test_rows_that_do_not_fit_name_the_samples_at_once() -> None:
+    small = ModelShape("m", 1000, 2, 4, 8, 1 << 18)
+    layout = dataclasses.replace(grpo("--drafting.runner=v2-async"), longest=1, shares=(Share(("engines",), 1),))
+    (fitting,) = plan(Shapes(small), layout, 2 * GIB).gpus
+    (gpu,) = plan(Shapes(small), layout, GIB).gpus
+    assert not fitting.problem and gpu.mend == "--engine.max_num_seqs 64 would make it fit"
+    mended = dataclasses.replace(layout, sequences=64)
+    assert not plan(Shapes(small), mended, GIB).problem and plan(Shapes(small), layout, GIB).problem
 
 
 def test_colocated_models_take_turns_or_share() -> None:

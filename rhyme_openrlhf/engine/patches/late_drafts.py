@@ -4,7 +4,8 @@ With asynchronous scheduling vLLM schedules a step while the one before it runs,
 not know the last tokens. It keeps room for drafts with each sample instead. Before the step goes to the model, vLLM's
 executor waits for the tokens of the step before and gives them to the scheduler's drafting, which fills the room
 (`Late.fill`). What is computed is a copy of the step with as many rows as there are drafts. vLLM's scheduler goes on
-with the step as it was scheduled: room that was not filled is to it a draft that was rejected.
+with the step as it was scheduled: room that was not filled is to it a draft that was rejected. Before the executor
+waits, a runner in the same process takes in what the step says of requests.
 
 The executor lives in the scheduler's process, also where each rank of a tensor-parallel engine has a process of its
 own. The ranks are sent the filled step in one message, so all of them compute the same. Scheduler and executor find
@@ -142,6 +143,13 @@ def awaited(future: Any) -> Sampled:
     return NOTHING if output is None else sampled_of(output)
 
 
+def _tokens(executor: Any, step: Any, before: Any) -> Sampled:
+    """Return what the step `before` sampled; what needs no tokens of `step` is done first."""
+    if isinstance(executor, UniProcExecutor):
+        second_runner.update_ahead(executor.driver_worker.worker.model_runner, step)
+    return NOTHING if before is None else awaited(before)
+
+
 def allow() -> None:
     """Let vLLM schedule our method asynchronously, in this process."""
     module: Any = vllm.config.vllm
@@ -183,7 +191,7 @@ def _wrap(executor: Any) -> None:
         late = late_of(self)
         if late is not None and scheduler_output.total_num_scheduled_tokens:
             before, self.rhyme_sampled = self.rhyme_sampled, None
-            scheduler_output = late.fill(scheduler_output, lambda: NOTHING if before is None else awaited(before))
+            scheduler_output = late.fill(scheduler_output, functools.partial(_tokens, self, scheduler_output, before))
         return executed(self, scheduler_output, *more, **named)
 
     @functools.wraps(sampled)

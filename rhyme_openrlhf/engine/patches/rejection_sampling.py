@@ -33,7 +33,7 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSamp
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from rhyme_openrlhf.drafting.budget import share
-from rhyme_openrlhf.engine.rows import most_rows
+from rhyme_openrlhf.engine.rows import most_rows, profiled_rows
 
 _vllm_dummy_run = runner.GPUModelRunner._dummy_sampler_run
 
@@ -125,15 +125,17 @@ def drafts_counted(processors: LogitsProcessors, drafts: Sequence[int]) -> Itera
 def dummy_sampler_run(self: Any, hidden_states: torch.Tensor) -> Any:
     """Stand for GPUModelRunner._dummy_sampler_run: vLLM's, and then a step that verifies all rows there may be."""
     output = _vllm_dummy_run(self, hidden_states)
-    rows = most_rows(self.vllm_config) if self.speculative_config else None
-    if rows is not None and isinstance(output, SamplerOutput):
-        # Samples that join after the drafts were made have a row each.
-        verify_dummies(self, hidden_states, rows + hidden_states.shape[0])
+    most = most_rows(self.vllm_config) if self.speculative_config else None
+    if most is not None and isinstance(output, SamplerOutput):
+        verify_dummies(self, hidden_states, profiled_rows(most, hidden_states.shape[0], self.num_spec_tokens))
     return output
 
 
 def verify_dummies(self: Any, hidden_states: torch.Tensor, rows: int) -> None:
-    """Compute and verify `rows` rows, of a sample for each of `hidden_states`, with log-probabilities."""
+    """Compute and verify `rows` rows, of a sample for each of `hidden_states`, with log-probabilities.
+
+    That takes `rows.reserved_bytes`.
+    """
     samples, device = hidden_states.shape[0], hidden_states.device
     lengths = share([self.num_spec_tokens] * samples, rows - samples).tolist()
     rows = samples + sum(lengths)

@@ -9,6 +9,9 @@ V2 replays one CUDA graph for a decode step only where all samples have the long
 graphs for steps with drafts of any lengths are made for adaptive verification (DSpark). `apply` has them made for our
 drafts too, where attention can be captured so. Elsewhere graphs are PIECEWISE, as for V1.
 
+With asynchronous scheduling V2 updates its request states (`update_ahead`) while the step before computes. So a GPU
+does not wait for that.
+
 V2's profile run, by which the KV cache is sized, has a row for each sample. `apply` adds the rows of drafts on a GPU.
 V2 verifies them in chunks, so it needs their logits and a copy of one chunk in 32 bits.
 
@@ -38,12 +41,15 @@ from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
 from rhyme_openrlhf.drafting.planner import Cut
 from rhyme_openrlhf.drafting_core import core
-from rhyme_openrlhf.engine.rows import most_rows
+from rhyme_openrlhf.engine.rows import most_rows, profiled_rows
 
 METHOD = "custom_class"
 # Where a step has its drafts as arrays (`Cut`), if its lists of tokens have the lengths alone.
 DRAFTS = "rhyme_drafts"
 REFUSED = f"speculative method '{METHOD}'"
+# What V2 does first with a step, which needs no drafts; and where a step says that it is done.
+UPDATES = ("finish_requests", "free_states", "add_requests", "update_requests")
+UPDATED = "rhyme_updated"
 
 
 class NoProposals:
@@ -89,6 +95,24 @@ def write_drafts(state: Any, step: Any) -> None:
         state.draft_tokens[index, : tokens.shape[1]] = torch.from_numpy(tokens).to(device, non_blocking=True)
 
 
+@torch.inference_mode()
+def update_ahead(runner: Any, step: Any) -> None:
+    """Update the runner's request states by a scheduled step, before its drafts are known. No step comes between."""
+    for name in UPDATES:
+        getattr(runner, name)(step)
+    runner.block_tables.apply_staged_writes()
+    setattr(step, UPDATED, True)
+
+
+def _once(update: Any) -> Any:
+    @functools.wraps(update)
+    def updated(self: Any, scheduler_output: Any) -> None:
+        if not getattr(scheduler_output, UPDATED, False):
+            update(self, scheduler_output)
+
+    return updated
+
+
 def is_ours(vllm_config: Any) -> bool:
     """Return whether an engine drafts by the source "history"."""
     return getattr(vllm_config.speculative_config, "method", "") == METHOD
@@ -97,11 +121,12 @@ def is_ours(vllm_config: Any) -> bool:
 def take_rows(runner: Any, hidden_states: torch.Tensor) -> None:
     """Take the memory, for a moment, that the logits of a step with as many drafts as there may be need.
 
-    `hidden_states`: [samples, hidden size], a row for each sample that joins after the drafts were made.
+    That is `rows.reserved_bytes`. `hidden_states`: [samples, hidden size].
     """
-    rows = most_rows(runner.vllm_config)
-    if rows is not None:
-        made = hidden_states[:1].expand(rows + hidden_states.shape[0], -1).contiguous()
+    most, samples = most_rows(runner.vllm_config), hidden_states.shape[0]
+    if most is not None:
+        rows = profiled_rows(most, samples, runner.vllm_config.num_speculative_tokens)
+        made = hidden_states[:1].expand(rows, -1).contiguous()
         logits = runner.model.compute_logits(made)
         # Of a chunk of the verification.
         logits[: rejection_sampler.get_max_chunk_logits(logits.shape[1])].to(torch.float32, copy=True)
@@ -184,6 +209,8 @@ def apply() -> None:
 
     VllmConfig._get_v2_model_runner_unsupported_features = unsupported
     model_runner.init_speculator = speculator
+    for name in UPDATES:
+        setattr(model_runner.GPUModelRunner, name, _once(getattr(model_runner.GPUModelRunner, name)))
     model_runner.GPUModelRunner.gather_batch_req_state = gather
     model_runner.GPUModelRunner.prepare_inputs = prepare
     model_runner.GPUModelRunner._dummy_sampler_run = sample_dummies

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import json
 import pickle
@@ -18,12 +20,12 @@ from hypothesis import strategies as st
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.executor.uniproc_executor import AsyncOutputFuture, UniProcExecutor
 from vllm.v1.outputs import ModelRunnerOutput
 
 from rhyme_openrlhf.drafting.planner import Cut
 from rhyme_openrlhf.drafting_core import core
-from rhyme_openrlhf.engine.patches import late_drafts
+from rhyme_openrlhf.engine.patches import late_drafts, second_runner
 from rhyme_openrlhf.engine.patches.late_drafts import Sampled, filled, offer, room_of, sampled_of, tokens_of
 from rhyme_openrlhf.engine.patches.second_runner import METHOD, drafts_of
 
@@ -124,6 +126,71 @@ def test_ranks_in_other_processes_are_sent_the_step_when_the_tokens_before_it_ar
     assert [getattr(step, "name", step) for step in steps] == [
         "filled first", "filled second", "empty", "filled third", "filled fourth"
     ]  # fmt: skip
+
+
+class Runner:
+    """A runner of this process: it notes what it does, and its steps sample one token."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.block_tables = SimpleNamespace(apply_staged_writes=lambda: done.append("blocks"))
+        self._done = done
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in second_runner.UPDATES:
+            raise AttributeError(name)
+        return lambda step: self._done.append(f"{name} {step.name}")
+
+
+class Alone(UniProcExecutor):
+    """vLLM's executor with a worker that is not there."""
+
+    def __init__(self, vllm_config: Any, done: list[str]) -> None:
+        self.vllm_config, self._sampled = vllm_config, done
+        self.driver_worker = SimpleNamespace(worker=SimpleNamespace(model_runner=Runner(done)))
+
+    def collective_rpc(self, method: Any, *more: Any, args: Any = (), **named: Any) -> Any:
+        self._sampled.append(method if args[0] is None else f"{method} {getattr(args[0], 'name', args[0])}")
+        future: Future[Any] = Future()
+        if args[0] is not None:
+            future.set_result(None)
+            return future
+        event = SimpleNamespace(synchronize=lambda: self._sampled.append("wait"))
+        output = SimpleNamespace(
+            copy_event=event, num_sampled_tokens_np=np.array([1]), sampled_token_ids=np.array([[5]]),
+            model_runner_output=SimpleNamespace(req_ids=["a"]),
+        )  # fmt: skip
+        return AsyncOutputFuture(output, single_value=True)
+
+
+def test_a_runner_of_this_process_takes_in_a_step_before_the_tokens_are_waited_for() -> None:
+    done: list[str] = []
+    drafting, config = Drafting(), SimpleNamespace()
+    offer(config, drafting)
+    alone = Alone(config, done)
+    for name in ("first", "second"):
+        alone.execute_model(step_of(name), non_block=True)
+        alone.sample_tokens(None, non_block=True)
+    assert drafting.told == [([], []), (["a"], [5])]
+    second = done[done.index("sample_tokens") + 1 :]
+    updates = [f"{update} second" for update in second_runner.UPDATES]
+    assert second == [*updates, "blocks", "wait", "execute_model filled second", "sample_tokens"]
+
+
+def test_states_are_updated_once_for_each_step() -> None:
+    updated: list[str] = []
+    update = second_runner._once(lambda runner, step: updated.append(step.name))
+    step, other = step_of("ahead"), step_of("other")
+    runner = SimpleNamespace(block_tables=SimpleNamespace(apply_staged_writes=lambda: None))
+    for name in second_runner.UPDATES:
+        setattr(runner, name, functools.partial(update, runner))
+    second_runner.update_ahead(runner, step)
+    assert updated == ["ahead"] * len(second_runner.UPDATES)
+    # As `execute_model` does; also with the copy that has the drafts.
+    for name in second_runner.UPDATES:
+        getattr(runner, name)(step)
+        getattr(runner, name)(copy.copy(step))
+        getattr(runner, name)(other)
+    assert updated[len(second_runner.UPDATES) :] == ["other"] * len(second_runner.UPDATES)
 
 
 def test_an_executor_that_nobody_drafts_for_keeps_nothing() -> None:

@@ -111,7 +111,12 @@ def test_the_profile_run_has_the_logits_of_all_drafts(monkeypatch: pytest.Monkey
     assert asked == []
     monkeypatch.setattr(engine_rows, "gpu_present", lambda: True)
     second_runner.take_rows(runner, torch.zeros(20, 8))
-    assert asked == [(20 * (1 + LONGEST) + 20, 8)]
+    # No step has more than all samples with whole drafts.
+    assert asked == [(20 * (1 + LONGEST), 8)]
+    config.scheduler_config.max_num_batched_tokens = 100
+    second_runner.take_rows(runner, torch.zeros(20, 8))
+    # As many as a step computes, and one for each sample that joins meanwhile.
+    assert asked[1:] == [(100 + 20, 8)]
 
 
 def test_vllm_has_what_is_patched() -> None:

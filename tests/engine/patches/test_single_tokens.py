@@ -165,7 +165,14 @@ def test_steps_of_several_tokens_end_a_response_where_steps_of_one_do(
     fast: bool, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any stop strings, limits, stop tokens, included stops, and kinds of output, in random steps."""
-    monkeypatch.setattr("vllm.v1.engine.detokenizer.USE_FAST_DETOKENIZER", fast)
+    from vllm.v1.engine import detokenizer
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    if hasattr(detokenizer, "USE_FAST_DETOKENIZER"):
+        monkeypatch.setattr(detokenizer, "USE_FAST_DETOKENIZER", fast)
+    else:
+        # From vLLM 0.32 on.
+        monkeypatch.setattr(detokenizer, "uses_fast_detokenizer", lambda tokenizer: fast)
     stopped, plain_differs = 0, 0
     for number in range(CASES if fast else CASES // 4):
         chance = random.Random(number)
@@ -176,8 +183,13 @@ def test_steps_of_several_tokens_end_a_response_where_steps_of_one_do(
         assert found == expected, (number, params, steps)
         plain_differs += Frontend(tokenizer, params, patched=False).response(steps) != expected
         stopped += expected["end"] is not None and isinstance(expected["end"][1], str)
-    # The cases mean something: many end at a stop string, and vLLM's own frontend gets them wrong.
-    assert stopped > number / 3 and plain_differs > number / 5
+    # The cases mean something: many end at a stop string, and the frontend of vLLM 0.29.0 gets them wrong.
+    assert stopped > number / 3
+    if hasattr(OutputProcessor, "_trim_surplus_tokens"):
+        # From vLLM 0.32 on it gets them right, so nothing needs to be patched.
+        assert plain_differs == 0
+    else:
+        assert plain_differs > number / 5
 
 
 def test_a_stop_string_wins_over_the_end_that_follows_in_the_same_step(tokenizer: Any) -> None:
