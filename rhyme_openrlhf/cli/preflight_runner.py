@@ -11,10 +11,9 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
-from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import AUTO, HISTORY, V1, V2_ASYNC
+from rhyme_openrlhf.settings.config import SEEDED, RhymeSettings
+from rhyme_openrlhf.settings.drafting import AUTO, V1
 
-REPRODUCIBLE = "how long drafts may be depends there on how many samples run, and drafts decide what a seed samples"
 # The group of entry points by which vLLM finds plug-ins that change logits.
 LOGITS_PLUGINS = "vllm.logits_processors"
 
@@ -34,23 +33,11 @@ def choose_runner(settings: RhymeSettings, on_gpus: bool) -> tuple[str, str]:
     if asked == AUTO:
         if not settings.histospec.enable or not on_gpus:
             return V1, ""
-        runner, why = _decided(settings)
+        runner, why = settings.gpu_runner
         return runner, f"--drafting.runner auto is {runner}: {why}"
     if asked != V1:
         _check(settings, on_gpus)
     return asked, ""
-
-
-def _decided(settings: RhymeSettings) -> tuple[str, str]:
-    if settings.drafting.source != HISTORY:
-        return V1, f"drafts of --drafting.source {settings.drafting.source} can be cut there alone"
-    if settings.emulate.profile:
-        return V1, "steps on another machine's clock are scheduled one after the other (--emulate.profile)"
-    if settings.run.reproducible:
-        return V1, f"with v2-async, {REPRODUCIBLE} (--run.reproducible)"
-    return V2_ASYNC, (
-        "each engine proves before its first sample that drafts change nothing on its GPU, or generates without them"
-    )
 
 
 def _check(settings: RhymeSettings, on_gpus: bool) -> None:
@@ -63,6 +50,6 @@ def _check(settings: RhymeSettings, on_gpus: bool) -> None:
             f"{runner} does not go with --emulate.profile, whose steps are scheduled one after the other: leave one out"
         )
     if settings.run.reproducible:
-        raise PreflightError(f"{runner} does not go with --run.reproducible: {REPRODUCIBLE}")
+        raise PreflightError(f"{runner} does not go with --run.reproducible: {SEEDED}")
     if not on_gpus:
         raise PreflightError(f"{runner} needs a GPU: vLLM's second model runner computes with Triton kernels")

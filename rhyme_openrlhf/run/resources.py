@@ -20,7 +20,7 @@ from typing import Any
 from rhyme_openrlhf.engine.rows import profiled_rows, reserved_bytes, reserved_rows
 from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape, Shapes
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2_ASYNC
+from rhyme_openrlhf.settings.drafting import HISTORY, V2_ASYNC
 from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, VLLM_STEP_TOKENS
 
 # CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
@@ -280,18 +280,11 @@ def layout_of(args: SimpleNamespace) -> Layout:
         sequences=settings.engine.samples,
         step_tokens=settings.engine.step_tokens,
         drafts=longest_draft(args),
-        runner=_runner(settings),
+        runner=settings.gpu_runner[0],
         longest=args.data.max_len,
         history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
         buffer=settings.weights_by_buffer,
     )
-
-
-def _runner(settings: RhymeSettings) -> str:
-    """Return the model runner of engines on GPUs, as cli/preflight_runner.py decides it."""
-    drafting = settings.drafting
-    first = drafting.runner == V1 or drafting.source != HISTORY or settings.emulate.profile
-    return V1 if settings.histospec.enable and (first or settings.run.reproducible) else V2_ASYNC
 
 
 def longest_draft(args: SimpleNamespace) -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.settings.control import ControlSettings
-from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import AUTO as RUNNER_AUTO
+from rhyme_openrlhf.settings.drafting import HISTORY, V1, V2_ASYNC, DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings, EngineSettings
 from rhyme_openrlhf.settings.histopipe import DispatchSettings, HistoPipeSettings
 from rhyme_openrlhf.settings.history import HistorySettings
@@ -23,6 +24,9 @@ from rhyme_openrlhf.settings.run import LimitSettings, RunSettings
 from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 from rhyme_openrlhf.settings.weights import AUTO, BUFFER, OPENRLHF, WeightSettings
+
+# Why a reproducible run has no drafts on vLLM's second model runner.
+SEEDED = "how long drafts may be depends there on how many samples run, and drafts decide what a seed samples"
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,26 @@ class RhymeSettings:
     def with_runner(self, runner: str) -> RhymeSettings:
         """Return these settings with 'auto' of --drafting.runner decided."""
         return dataclasses.replace(self, drafting=dataclasses.replace(self.drafting, runner=runner))
+
+    @property
+    def gpu_runner(self) -> tuple[str, str]:
+        """Return vLLM's model runner of engines on GPUs, an undecided 'auto' decided, and the reason as a clause.
+
+        The reason is "" where nothing was to be decided.
+        """
+        if not self.histospec.enable:
+            return V2_ASYNC, ""
+        if self.drafting.runner != RUNNER_AUTO:
+            return self.drafting.runner, ""
+        if self.drafting.source != HISTORY:
+            return V1, f"drafts of --drafting.source {self.drafting.source} can be cut there alone"
+        if self.emulate.profile:
+            return V1, "steps on another machine's clock are scheduled one after the other (--emulate.profile)"
+        if self.run.reproducible:
+            return V1, f"with v2-async, {SEEDED} (--run.reproducible)"
+        return V2_ASYNC, (
+            "each engine proves before its first sample that drafts change nothing there, or generates without them"
+        )
 
     @property
     def weight_transport(self) -> str:
