@@ -32,6 +32,8 @@ BY_MEANING = {
     "POST /api/v1/imports",
     # Arguments in the right form may still name no option, or lack one.
     "POST /api/v1/specs/command",
+    # JSON of any form may hold what no database stores: NUL in a text, a number of more than 64 bits.
+    "POST /api/v1/specs/validate",
     "POST /api/v1/tokens",
     # An address that has the right form may still name no host.
     "POST /api/v1/webhooks",
