@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,15 +133,28 @@ class HistoryShard:
                 prompt.earlier.extend((dropped.rollout_id, median_length(dropped.lengths)))
                 del prompt.earlier[: -2 * EARLIER_KEPT]
 
-    def build(self, prompt_key: str) -> NDArray[np.uint8] | None:
-        """Build a prompt's draft index buffer (history/index.py), read-only; None if there is nothing to draft from."""
-        if not self.has_drafts(prompt_key):
+    def build(self, prompt_key: str, earlier: Sequence[Piece] = ()) -> NDArray[np.uint8] | None:
+        """Build a prompt's draft index buffer (history/index.py), read-only; None if there is nothing to draft from.
+
+        `earlier`: responses of earlier runs to draft from too. Rewards count in the newest rollout only, so newer
+        responses win over older ones where they disagree.
+        """
+        pieces = list(earlier)
+        prompt = self._prompts.get(prompt_key)
+        kept = prompt.rollouts[-self._kept_rollouts :] if prompt is not None else []
+        for rollout in kept:
+            found = [piece for part in rollout.parts for piece in read_pieces(part)]
+            pieces += found if rollout is kept[-1] else [replace(piece, reward=0.0) for piece in found]
+        if not pieces:
             return None
-        kept = self._prompts[prompt_key].rollouts[-self._kept_rollouts :]
-        pieces = [piece for rollout in kept for part in rollout.parts for piece in read_pieces(part)]
-        index = build_index(pieces)
+        index = build_index(pieces, len(earlier))
         index.flags.writeable = False
         return index
+
+    def visits(self, prompt_key: str) -> int:
+        """Return how many rollouts of a prompt were recorded, as far as their lengths are kept."""
+        prompt = self._prompts.get(prompt_key)
+        return 0 if prompt is None else len(prompt.rollouts) + len(prompt.earlier) // 2
 
     def has_drafts(self, prompt_key: str) -> bool:
         """Return whether `build` would return an index."""

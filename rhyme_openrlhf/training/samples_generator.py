@@ -32,8 +32,9 @@ from rhyme_openrlhf.engine_errors import engines_left
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.scheduling.step_plan import by_predicted_work
+from rhyme_openrlhf.settings.history import AUTO, NONE
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
-from rhyme_openrlhf.telemetry.events import RolloutStarted
+from rhyme_openrlhf.telemetry.events import Note, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
@@ -45,6 +46,8 @@ from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, Rollo
 REPORT_TIMEOUT_SECONDS = 120.0
 # History workers answer within milliseconds; a rollout does not wait longer to be spread a little better.
 LENGTHS_TIMEOUT_SECONDS = 2.0
+# A hundred thousand records of earlier runs are found in two seconds; after this the run begins without.
+KNOWN_TIMEOUT_SECONDS = 60.0
 # In a data loader's state (torchdata 0.11): whether its epoch's prompts are all drawn.
 LOADER_FINISHED = "_iterator_finished"
 
@@ -195,6 +198,15 @@ class RhymeSamplesGenerator(SamplesGenerator):
             args.reward.remote_url, self.services.recorder, self.services.layouts,
         )  # fmt: skip
 
+    def tell_known(self) -> None:
+        """Record how many of the training prompts earlier runs have responses to."""
+        prompts = dict.fromkeys(self.prompts_dataloader.dataset.prompts)
+        settings, workers = self.services.settings.history, self.services.history_workers
+        if not workers or settings.earlier == NONE:
+            return
+        for sentence in known_earlier([prompt_key(prompt) for prompt in prompts], workers, settings.earlier != AUTO):
+            self.services.record(Note("info", sentence), SOURCE)
+
     @contextlib.contextmanager
     def _samples_at_home(
         self, prompts: list[str], lengths: Sequence[Sequence[int]], **generate_kwargs: Any
@@ -324,6 +336,34 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self.services.record_all([*told, *intervals], SOURCE)
         self.services.record_lengths(step, samples)
         self.services.record(rollout_finished(step, epoch, stage.seconds, samples), SOURCE)
+
+
+def known_earlier(keys: list[str], workers: Sequence[Any], named: bool) -> list[str]:
+    """Return one sentence for each earlier run that has responses to some of these prompts.
+
+    `named`: the user has named runs, so that nothing found is also told.
+    """
+    shares: dict[int, list[str]] = defaultdict(list)
+    for key in keys:
+        shares[owner(key, len(workers))].append(key)
+    asked = [workers[number].known_earlier.remote(share) for number, share in shares.items()]
+    try:
+        answers = ray.get(asked, timeout=KNOWN_TIMEOUT_SECONDS)
+    except ray.exceptions.RayError:
+        return ["the history workers are still reading what earlier runs have left"]
+    prompts: Counter[tuple[str, str]] = Counter()
+    rollouts: Counter[tuple[str, str]] = Counter()
+    for known in (known for answer in answers for known in answer):
+        run = known.archive, known.run
+        prompts[run] += known.prompts
+        rollouts[run] = max(rollouts[run], known.rollouts)
+    if not prompts and named:
+        return ["no prompt is known from the runs of --history.earlier"]
+    return [
+        f"{count} of {len(keys)} prompts known from run {run[1]}, "
+        + (f"epochs 1 to {rollouts[run]}" if rollouts[run] > 1 else "one epoch")
+        for run, count in prompts.most_common()
+    ]
 
 
 def announce(prompts: list[str], workers: Sequence[Any]) -> None:
