@@ -11,7 +11,8 @@ Invariants:
 - A file has one writer, which only appends whole entries. So readers need no lock, also while the run goes on. A torn
   end (a killed writer) is passed over by readers and cut off when the writer starts again.
 - An archive never grows beyond its limit. The first epochs stay, because another run's first epoch needs them most.
-- Whatever is in a file, reading it ends, takes no more memory than the file has, and raises nothing but `ArchiveError`.
+- Reading a file ends, takes no more memory than the file has, and raises nothing but `ArchiveError`, also where a file
+  was damaged or made to do harm.
 - Only the user who made an archive can read it (mode 0700), because prompts and responses are people's data.
 """
 

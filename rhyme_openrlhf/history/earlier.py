@@ -9,7 +9,7 @@ That needs no engine, and is the same in every repetition. A run of which too fe
 
 Invariants:
 - Tokens stay on the disk until a prompt's index is built. In memory a record takes about 40 bytes.
-- Whatever an archive holds, it costs drafts at most: a damaged or impossible record counts as absent.
+- A damaged or impossible record counts as absent, so a hostile archive costs drafts at most.
 - An archive may grow, and may be deleted, while it is read.
 
 One caller at a time.
@@ -35,14 +35,14 @@ from rhyme_openrlhf.history.record import read_head, read_pieces
 RUNS_DRAFTED, ROLLOUTS_OF_EACH = 2, 2
 # Archives in a store that are looked at, the newest first.
 MOST_RUNS = 20
-# A run is judged by so many prompts of a step, responses of each and tokens of each: a few milliseconds a prompt.
+# A run is judged by prompts of a step, responses of each and tokens of each, at most: a few milliseconds a prompt.
 JUDGED_PROMPTS, JUDGED_RESPONSES, JUDGED_TOKENS = 8, 2, 256
 # Lookups as the drafts' own: at least two tokens match (--histospec.prefix_min); a draft has at most eight.
 LONGEST_MATCH, SHORTEST_MATCH, DRAFTED = 16, 2, 8
-# Of drafts from another run of the same task, 12 to 64 of 100 tokens were right; of responses to other prompts, or with
-# tokens that were exchanged on purpose, 0 to 7 (four recorded runs).
+# Of drafts from another run of the same task, 12 to 64 of 100 tokens were right (four recorded runs). From responses to
+# other prompts, or with exchanged tokens, 0 to 7 were.
 LEAST_RIGHT = 1 / 12
-# What is thought of a run before it is judged counts as so many tokens. Beyond MOST_JUDGED half are forgotten, because
+# The estimate for a run before it is judged, and the tokens that the estimate counts as. Beyond MOST_JUDGED half are forgotten, because
 # the policy changes.
 LIKELY_RIGHT, PRIOR_TOKENS, MOST_JUDGED = 0.25, 100.0, 4000.0
 FIELDS = len(Stored._fields)
@@ -210,7 +210,7 @@ class EarlierRuns:
             try:
                 yield from (piece for piece in read_pieces(encoded) if self._possible(piece))
             except (ValueError, struct.error) as error:
-                # The checksum fits, so somebody wrote it so.
+                # The checksum fits, so it was written like this.
                 self._runs[number].reader.refused = f"an archive of earlier runs has an impossible record: {error}"
 
     def _possible(self, piece: Piece) -> bool:

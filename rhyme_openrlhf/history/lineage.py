@@ -30,7 +30,7 @@ from rhyme_openrlhf.settings.history import AUTO, NONE, HistorySettings
 
 # Runs beside this one that `auto` looks at, the newest first.
 AUTO_RUNS = 4
-# A store's directories have the run's name and so many random bytes, because two runs may have one name.
+# Random bytes behind the run's name in a store, because two runs may have one name.
 NAME_BYTES = 4
 # Names and sizes of files, by the archive's directory.
 Fixed = dict[str, dict[str, int]]

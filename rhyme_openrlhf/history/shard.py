@@ -32,6 +32,7 @@ from rhyme_openrlhf.history.record import (
     read_head,
     read_pieces,
 )
+from rhyme_openrlhf.prompt_keys import is_evaluation
 
 # RhymeRL (section 6.2): training spans 50 to 100 epochs. 16 bytes each.
 EARLIER_KEPT = 100
@@ -173,9 +174,11 @@ class HistoryShard:
         return next((tuple(rollout.lengths) for rollout in reversed(rollouts) if rollout.lengths), ())
 
     def epoch_lengths(self, first: int, last: int) -> EpochLengths:
-        """Return the lengths of prompts that have a rollout in the steps `first` to `last`, and one before them."""
+        """Return the lengths of training prompts with a rollout in the steps `first` to `last`, and one before."""
         before, counts, lengths = array("d"), array("q"), array("q")
-        for prompt in self._prompts.values():
+        for key, prompt in self._prompts.items():
+            if is_evaluation(key):
+                continue
             inside = [rollout for rollout in prompt.rollouts if first <= rollout.rollout_id <= last and rollout.lengths]
             known = [*_pairs(prompt.earlier), *_medians(prompt.rollouts)]
             median = next((median for rollout, median in reversed(known) if rollout < first), None)

@@ -47,7 +47,7 @@ from rhyme_openrlhf.history.record import Earlier, Record, encode, read_head
 from rhyme_openrlhf.history.shard import EpochLengths, HistoryShard
 from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
 from rhyme_openrlhf.platform.cpu_share import limit_cpus
-from rhyme_openrlhf.prompt_keys import ROUND_MARK, owner, rounds
+from rhyme_openrlhf.prompt_keys import first_round, is_evaluation, owner, rounds, training_key
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.settings.history import HistorySettings
 from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStability
@@ -204,10 +204,10 @@ class PlainHistoryWorker:
 
     # --- what the trainer calls
 
-    async def record(self, rollout_id: int, rollouts: list[PromptRollout]) -> None:
+    async def record(self, rollout_id: int, rollouts: list[PromptRollout], evaluation: bool = False) -> None:
         """Keep the responses of training step `rollout_id` and index them, off every critical path.
 
-        Returns when they are indexed.
+        Or of an `evaluation` after that step. Returns when they are indexed.
         """
         work = []
         judged = [one for one in rollouts if one.pieces and self._earlier.has(one.prompt_key)][:JUDGED_PROMPTS]
@@ -218,7 +218,8 @@ class PlainHistoryWorker:
             work.append(self._give(Urgency.KEPT, partial(self._keep, record)))
             work.append(self._give(Urgency.LATER, partial(self._build_later, one.prompt_key)))
         await asyncio.gather(*work)
-        self._record_state(rollout_id)
+        if not evaluation:
+            self._record_state(rollout_id)
 
     def _judge(self, key: str, said: tuple[Piece, ...]) -> None:
         """Judge earlier runs by what this run said to a prompt, before that counts as a visit."""
@@ -226,7 +227,7 @@ class PlainHistoryWorker:
 
     def _visit(self, key: str) -> int:
         """Return how often a prompt was answered so far; a round of it as often as the first one."""
-        return self._shard.visits(key.partition(ROUND_MARK)[0])
+        return self._shard.visits(first_round(key))
 
     def _keep(self, record: Record) -> None:
         encoded = encode(record)
@@ -349,7 +350,12 @@ class PlainHistoryWorker:
         self._ready(key)
 
     async def index(self, prompt_key: str) -> np.ndarray | None:
-        """Return the prompt's draft index (history/index.py), or None if there is nothing to draft from."""
+        """Return the prompt's draft index (history/index.py), or None if there is nothing to draft from.
+
+        An evaluation's prompt without a history of its own has training's.
+        """
+        if is_evaluation(prompt_key) and not self._has_drafts(prompt_key):
+            return await self.index(training_key(prompt_key))
         index = self._store.resident(prompt_key)
         if index is not None:
             self._hits += 1

@@ -30,7 +30,7 @@ from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.engine_errors import engines_left
 from rhyme_openrlhf.history.worker import last_lengths
-from rhyme_openrlhf.prompt_keys import owner, prompt_key
+from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key
 from rhyme_openrlhf.scheduling.step_plan import by_predicted_work
 from rhyme_openrlhf.settings.history import AUTO, NONE
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
@@ -39,6 +39,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.engines import leave_out
+from rhyme_openrlhf.training.experience import by_worker
 from rhyme_openrlhf.training.reproducible import in_prompt_order, random_state, set_random_state
 from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, RolloutWatch, rollout_finished
 
@@ -135,10 +136,23 @@ class RhymeSamplesGenerator(SamplesGenerator):
         watch.begin(self.step, 0)
         watch.start()
         try:
-            return super().generate_eval_samples(**generate_kwargs)
+            samples: list[Any] = super().generate_eval_samples(**generate_kwargs)
         finally:
             watch.stop()
             self._evaluating = False
+        self._keep_evaluation(samples)
+        return samples
+
+    def _keep_evaluation(self, samples: list[Any]) -> None:
+        """Send an evaluation's responses to the history workers, for the next one.
+
+        A reproducible run keeps none: its evaluations must not depend on whether one came before its last checkpoint.
+        """
+        settings, workers = self.services.settings, self.services.history_workers
+        if workers and settings.histospec.enable and not settings.run.reproducible:
+            shares = by_worker(samples, len(workers), settings.histospec.prefix_max, evaluation=True)
+            for number, rollouts in shares.items():
+                workers[number].record.remote(self.step, rollouts, evaluation=True)
 
     def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Any], float | None, int, bool]:
         """Return the samples of one training step, as upstream, with the stage's events.
@@ -181,7 +195,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self._stage.start()
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
-        announce(prompts, self.services.history_workers)
+        announce(prompts, self.services.history_workers, self._evaluating)
         lengths = self._last_lengths(prompts)
         with self._samples_at_home(prompts, lengths, **kwargs), self._by_predicted_work(lengths, **kwargs):
             return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
@@ -305,14 +319,14 @@ class RhymeSamplesGenerator(SamplesGenerator):
         return experience
 
     def _visited(self, prompt: str) -> str:
-        """Return the prompt with its visit, where seeds need it."""
-        if not self.services.settings.run.reproducible:
-            return prompt
+        """Return the prompt with its visit, where seeds need it or its history depends on it."""
         if self._evaluating:
             # Counted in this evaluation alone, for rows with the same prompt: an evaluation must not change the seeds
             # of training, nor depend on how often one was made.
             self._evaluated[prompt] += 1
             return VisitedPrompt(prompt, -1 - self.step - (self._evaluated[prompt] - 1) * MOST_STEPS)
+        if not self.services.settings.run.reproducible:
+            return prompt
         self._visits[prompt] += 1
         return VisitedPrompt(prompt, self._visits[prompt] - 1)
 
@@ -366,11 +380,11 @@ def known_earlier(keys: list[str], workers: Sequence[Any], named: bool) -> list[
     ]
 
 
-def announce(prompts: list[str], workers: Sequence[Any]) -> None:
+def announce(prompts: list[str], workers: Sequence[Any], evaluation: bool = False) -> None:
     """Tell each history worker, without waiting, which of its prompts engines will ask for."""
     keys: dict[int, list[str]] = defaultdict(list)
     for key in map(prompt_key, prompts if workers else ()):
-        keys[owner(key, len(workers))].append(key)
+        keys[owner(key, len(workers))].append(evaluation_key(key) if evaluation else key)
     for number, share in keys.items():
         workers[number].prepare.remote(share)
 

@@ -1,4 +1,4 @@
-"""A run's archive: what was whole is read, whatever else is in the files, and nobody else can read it."""
+"""A run's archive: whole entries are read, damaged ones are not, and only its user can read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which responses of earlier runs a prompt drafts from: by progress, by use, and never what could do harm."""
+"""The responses of earlier runs that a prompt drafts from: by progress, by use, and none that could do harm."""
 
 from __future__ import annotations
 

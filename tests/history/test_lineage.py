@@ -19,7 +19,7 @@ P = "a" * 32
 
 
 class Tokenizer:
-    """As much of a tokenizer as a fingerprint reads."""
+    """Stands for a tokenizer, with what a fingerprint reads of it."""
 
     def __init__(self, words: str = "a b c", end: str = "c") -> None:
         self._vocabulary = {word: number for number, word in enumerate(words.split())}

@@ -21,7 +21,7 @@ from rhyme_openrlhf.history.index import DraftIndex, Piece
 from rhyme_openrlhf.history.lineage import Lineage
 from rhyme_openrlhf.history.record import decode
 from rhyme_openrlhf.history.worker import PlainHistoryWorker, PromptRollout, WorkerPlace
-from rhyme_openrlhf.prompt_keys import prompt_key, round_key
+from rhyme_openrlhf.prompt_keys import evaluation_key, prompt_key, round_key
 from rhyme_openrlhf.settings.history import HistorySettings
 from tests.history.archives import TOKENIZER, about
 
@@ -32,7 +32,7 @@ P, Q = prompt_key("p"), prompt_key("q")
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What workers warn of."""
+    """The warnings of the workers."""
     monkeypatch.setattr(worker_module, "limit_cpus", lambda cpus, nice: "what it has")
     said: list[str] = []
     monkeypatch.setattr(PlainHistoryWorker, "_warn", lambda self, what: said.append(what))
@@ -147,6 +147,37 @@ def test_a_poisoned_run_is_left_out_after_a_step(tmp_path: Path, warnings: list[
 
     in_loop(test)
     assert len(warnings) == 1 and "no longer drafts from run bad" in warnings[0]
+
+
+def test_evaluations_draft_from_the_last_one_and_training_never_sees_them(tmp_path: Path, warnings: list[str]) -> None:
+    evaluated = said(9, evaluation_key(P), 70)
+
+    async def test() -> None:
+        worker = a_worker(tmp_path / "run")
+        # Before the first one they have training's history, of which there is none for an evaluation's own prompt.
+        assert await worker.index(evaluation_key(P)) is None
+        await worker.record(1, [said(1)])
+        assert drafts(await worker.index(evaluation_key(P)), said(1))
+        await worker.record(1, [evaluated], evaluation=True)
+        await worker.prepare([evaluation_key(P)])
+        index = await worker.index(evaluation_key(P))
+        assert drafts(index, evaluated) and not drafts(index, said(1))
+        index = await worker.index(P)
+        assert drafts(index, said(1)) and not drafts(index, evaluated)
+        assert await worker.last_lengths([P]) == [(100,)]
+        await worker.record(2, [said(2)])
+        await worker.record(2, [said(10, evaluation_key(P))], evaluation=True)
+        lengths = await worker.epoch_lengths(2, 2)
+        assert (lengths.before.tolist(), lengths.lengths.tolist()) == ([100.0], [100])
+        # A later run has both, apart.
+        later = a_worker(tmp_path / "later", tmp_path / "run")
+        await later.prepare([P, evaluation_key(P)])
+        assert drafts(await later.index(P), said(2)) and not drafts(await later.index(P), evaluated)
+        assert drafts(await later.index(evaluation_key(P)), evaluated)
+        assert [known.prompts for known in await later.known_earlier([P])] == [1]
+
+    in_loop(test)
+    assert warnings == []
 
 
 def test_where_memory_is_short_own_responses_come_first(tmp_path: Path, warnings: list[str]) -> None:
