@@ -42,8 +42,8 @@ LONGEST_MATCH, SHORTEST_MATCH, DRAFTED = 16, 2, 8
 # Of drafts from another run of the same task, 12 to 64 of 100 tokens were right (four recorded runs). From responses to
 # other prompts, or with exchanged tokens, 0 to 7 were.
 LEAST_RIGHT = 1 / 12
-# The estimate for a run before it is judged, and the tokens that the estimate counts as. Beyond MOST_JUDGED half are forgotten, because
-# the policy changes.
+# The estimate for a run before it is judged, and the tokens that the estimate counts as. Beyond MOST_JUDGED half are
+# forgotten, because the policy changes.
 LIKELY_RIGHT, PRIOR_TOKENS, MOST_JUDGED = 0.25, 100.0, 4000.0
 FIELDS = len(Stored._fields)
 # Of memory, for a record and for a prompt of a run.
@@ -169,7 +169,7 @@ class EarlierRuns:
         """Return for each run with some of these prompts how many it has."""
         found = []
         for run in self._runs:
-            rollouts = [len(run.rollouts(key)) for key in keys if key in run.records]
+            rollouts = [len(set(run.records[key][::FIELDS])) for key in keys if key in run.records]
             if rollouts:
                 archive = run.reader.archive
                 found.append(Known(str(archive.directory), archive.about.run, len(rollouts), max(rollouts)))
