@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -38,6 +39,8 @@ FOLDER = Path("history") / "archive"
 RESPONSES, OF_CHECKPOINT = "worker-*.responses", "history-*-of-*"
 CHECKPOINT_STATE = "state.json"
 ONLY_MINE, MINE_TO_WRITE = 0o700, 0o600
+# The run directory of a control plane's job.
+ATTEMPT = re.compile(r"attempt-\d+")
 # Keys of prompts have 32 bytes, and a few more for a round.
 LONGEST_KEY = 96
 
@@ -316,14 +319,21 @@ def below(path: Path) -> list[Archive]:
 
 
 def beside(run_directory: Path, tokenizer: str, most: int) -> list[Archive]:
-    """Return the newest archives of runs in the same directory as this one, of one tokenizer; at most `most`."""
+    """Return the newest archives of runs in the same directory as this one, of one tokenizer; at most `most`.
+
+    A control plane's runs have a directory each, with one of each attempt (api/launch/actions.py).
+    """
+    places = [run_directory.parent]
+    if ATTEMPT.fullmatch(run_directory.name):
+        places = [one for one in run_directory.parent.parent.glob("*") if one.is_dir()]
     candidates: list[tuple[float, Path]] = []
-    try:
-        for one in os.scandir(run_directory.parent):
-            if one.is_dir() and Path(one.path) != run_directory:
-                candidates.append((one.stat().st_mtime, Path(one.path)))
-    except OSError:
-        return []
+    for place in places:
+        try:
+            for one in os.scandir(place):
+                if one.is_dir() and Path(one.path) != run_directory:
+                    candidates.append((one.stat().st_mtime, Path(one.path)))
+        except OSError:
+            continue
     found: list[Archive] = []
     for _, path in sorted(candidates, reverse=True):
         if len(found) == most:

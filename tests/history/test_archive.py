@@ -184,6 +184,14 @@ def test_runs_beside_are_the_newest_of_the_same_tokenizer(tmp_path: Path) -> Non
     assert [one.about.run for one in found] == ["3", "1"]
 
 
+def test_attempts_of_a_control_planes_runs_are_beside_each_other(tmp_path: Path) -> None:
+    for number, name in enumerate(("one/attempt-1", "one/attempt-2", "two/attempt-1", "three/attempt-1")):
+        archive(tmp_path / name / "history" / "archive", run=name)
+        os.utime(tmp_path / name, (number, number))
+    found = beside(tmp_path / "two" / "attempt-1", about().tokenizer, 9)
+    assert [one.about.run for one in found] == ["three/attempt-1", "one/attempt-2", "one/attempt-1"]
+
+
 def test_a_records_tokens_come_back(tmp_path: Path) -> None:
     made = archive(tmp_path / "a", record("a" * 32, 3, [1, 2, 3], [4]))
     reader = ArchiveReader(made)
