@@ -139,7 +139,8 @@ PYBIND11_MODULE(_drafting, module) {
     module.attr("NO_SAMPLE") = NO_SAMPLE;
     module.attr("SURE_MATCH") = SURE_MATCH;
     module.attr("INSTRUCTION_SET") = RHYME_INSTRUCTION_SET;
-    module.def("build", &build, py::call_guard<py::gil_scoped_release>());
+    module.def("build", &build, arg("text"), arg("lengths"), arg("rewards"), arg("earlier") = 0,
+               py::call_guard<py::gil_scoped_release>());
     module.def("flatten", &flatten);
     module.def("split", &split);
     module.def("choose", &choose);

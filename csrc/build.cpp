@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -19,7 +20,7 @@ namespace drafting {
 namespace {
 
 constexpr std::array<char, 8> MAGIC{'R', 'H', 'Y', 'M', 'E', 'I', 'D', 'X'};
-constexpr std::uint32_t VERSION = 3;
+constexpr std::uint32_t VERSION = 4;
 // Every array begins at a multiple of this.
 constexpr std::size_t ALIGNMENT = 8;
 // A grade has 16 bits.
@@ -31,7 +32,8 @@ struct Header {
     std::uint32_t pieces;
     std::int64_t count;
     std::int64_t size;
-    std::array<std::byte, 24> zeros;
+    std::int64_t own_begin;
+    std::array<std::byte, 16> zeros;
     std::uint64_t checksum;
 };
 static_assert(sizeof(Header) == 64 && std::is_trivially_copyable_v<Header>);
@@ -198,13 +200,15 @@ Index::Index(std::span<const std::byte> buffer, std::shared_ptr<const void> owne
     if (header.magic != MAGIC || header.version != VERSION)
         throw BufferError("not a draft index of format version " + std::to_string(VERSION));
     const bool possible =
-        header.count >= 0 && header.count <= std::numeric_limits<std::int32_t>::max() && header.pieces <= MOST_PIECES;
+        header.count >= 0 && header.count <= std::numeric_limits<std::int32_t>::max() && header.own_begin >= 0 &&
+        header.own_begin <= header.count && header.pieces <= MOST_PIECES;
     const auto count = possible ? static_cast<std::size_t>(header.count) : 0;
     const Layout at(count, header.pieces);
     if (!possible || header.size != static_cast<std::int64_t>(buffer.size()) || at.end != buffer.size())
         throw BufferError("draft index is torn: its sizes do not fit its " + std::to_string(buffer.size()) + " bytes");
     if (reinterpret_cast<std::uintptr_t>(buffer.data()) % ALIGNMENT)
         throw BufferError("a draft index must be aligned to 8 bytes");
+    own_begin = header.own_begin;
     rewards = elements<const std::int64_t>(buffer, at.rewards, header.pieces);
     sums = elements<const std::int64_t>(buffer, at.sums, count / SUM_EVERY + 1);
     suffixes = elements<const std::int32_t>(buffer, at.suffixes, count);
@@ -215,9 +219,9 @@ Index::Index(std::span<const std::byte> buffer, std::shared_ptr<const void> owne
 }
 
 std::vector<std::uint8_t> build(std::span<const Token> text, std::span<const std::int64_t> lengths,
-                                std::span<const std::int64_t> rewards) {
+                                std::span<const std::int64_t> rewards, std::size_t earlier) {
     if (text.size() > std::numeric_limits<std::int32_t>::max() || lengths.size() > MOST_PIECES ||
-        lengths.size() != rewards.size()) {
+        lengths.size() != rewards.size() || earlier > lengths.size()) {
         throw std::invalid_argument("more tokens or pieces than a draft index holds");
     }
     // The different rewards, and for each token the number of its piece's reward: the token's grade.
@@ -241,11 +245,13 @@ std::vector<std::uint8_t> build(std::span<const Token> text, std::span<const std
     const Layout at(text.size(), lengths.size());
     std::vector<std::uint8_t> made(at.end);
     const std::span<std::uint8_t> buffer(made);
+    const auto own = lengths.begin() + static_cast<std::ptrdiff_t>(earlier);
     Header header{MAGIC,
                   VERSION,
                   static_cast<std::uint32_t>(lengths.size()),
                   static_cast<std::int64_t>(text.size()),
                   static_cast<std::int64_t>(at.end),
+                  std::accumulate(lengths.begin(), own, std::int64_t{0}),
                   {},
                   0};
     std::memcpy(buffer.data(), &header, sizeof header);

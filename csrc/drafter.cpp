@@ -58,6 +58,9 @@ constexpr std::int32_t SHARED_A_SAMPLE = 33;
 constexpr std::int64_t SHARED_TRIED = 64, SHARED_RESTS = 960;
 constexpr double SHARED_PAYS = 0.01;
 
+// Whether drafts of this source come from the prompt's index.
+bool is_indexed(Source source) { return source == Source::HISTORY || source == Source::EARLIER; }
+
 // Division that rounds down, as Python's.
 std::int32_t floor_divide(std::int32_t value, std::int32_t by) { return value / by - (value % by < 0); }
 
@@ -72,7 +75,7 @@ void Rates::refresh() {
         for (Place matched = 0; matched <= EDGES.back(); ++matched) {
             const Count& count = counts_[source][class_of(matched)];
             const double prior =
-                source == static_cast<std::size_t>(Source::HISTORY)
+                is_indexed(static_cast<Source>(source))
                     ? PRIOR_HISTORY
                     : std::min(PRIOR_HISTORY, PRIOR_VOTED + PRIOR_MATCHED * static_cast<double>(matched));
             rates_[source][matched] = (count.accepted + prior * PRIOR_DRAFTS) / (count.all + PRIOR_DRAFTS);
@@ -252,13 +255,13 @@ Drafter::OneDraft Drafter::draft_history(Sample& sample, Place window, std::span
     const auto [node, near] = sample.cursor.follow(index, sample.known(), rules_.text.longest, rules_.text.shortest);
     if (node.empty()) return {};
     const StopRule rule{window, stop_confidence_, extend_confidence_};
-    const auto [size, at] = index.walk(node, near, sample.cursor.at() - node.length, rule, out, probabilities);
+    const auto [size, at, earlier] = index.walk(node, near, sample.cursor.at() - node.length, rule, out, probabilities);
     if (!size) return {};
     sample.cursor.move_to(at);
     // From the probabilities of the draft up to each token to those of each token.
     float before = 1.0f;
     for (float& probability : probabilities.first(size)) probability /= std::exchange(before, probability);
-    return {Source::HISTORY, size, node.length};
+    return {earlier ? Source::EARLIER : Source::HISTORY, size, node.length};
 }
 
 // How many tokens of a draft are expected to be right. Of the first one, the rate says more than its own probability.
@@ -423,7 +426,7 @@ Attribution Drafter::verified(std::span<const std::int64_t> samples, std::span<c
             sample.recent += floor_divide(1000 * hits / tokens - sample.recent, RECENT_SHARE);
             source = sample.source;
             // History and what all prompts share have probabilities of their own for further tokens.
-            const bool first = source == Source::HISTORY || source == Source::SHARED;
+            const bool first = is_indexed(source) || source == Source::SHARED;
             for (std::int32_t place = 0; learns_ && place < (first ? 1 : std::min(tokens, hits + 1)); ++place)
                 rates_.count(source, sample.matched + place, place < hits);
             if (source == Source::SHARED) gained_ += hits;

@@ -1,6 +1,7 @@
 // All drafting of one engine: arrays in, arrays out.
 //
-// Four sources: the draft index of the prompt's last rollouts; the siblings, which are the other samples of the same
+// Four sources: the draft index of the prompt's last rollouts, in this run (HISTORY) or in earlier ones alone
+// (EARLIER); the siblings, which are the other samples of the same
 // prompt on this engine, running or finished; the sample's own text; and what all prompts share. A sample drafts from
 // the source of which most tokens are expected to be right, by rates that are learnt from verified drafts. Where
 // nothing matches, the siblings' votes give a draft of a token or two.

@@ -73,6 +73,8 @@ struct Continuation {
     Place size = 0;
     // Position of a suffix that begins with the match and the draft.
     Place at = 0;
+    // Whether the draft occurs in responses of earlier runs alone.
+    bool earlier = false;
 };
 
 class Index {
@@ -97,6 +99,8 @@ public:
     Continuation walk(Node node, Place near, Place at, const StopRule& rule, std::span<Token> out,
                       std::span<float> confidence) const;
 
+    // The position in `tokens` where this run's own responses begin, behind those of earlier runs.
+    Place own_begin = 0;
     std::span<const std::int64_t> rewards;
     std::span<const std::int64_t> sums;
     std::span<const std::int32_t> suffixes;
@@ -128,6 +132,7 @@ private:
     Place common(const Node& node, Place most) const;
     Node best_child(const Node& node) const;
     Node best_child_from(Place start, const Node& node) const;
+    Continuation continuation(Place size, Place at, const Node& node) const;
     std::int64_t priority(Place low, Place high) const;
     Place latest(Place low, Place high) const;
 
@@ -178,8 +183,9 @@ private:
 };
 
 // Return the buffer, without its checksum, of a draft index over `text`: pieces of these lengths, each with its
-// separator, and with these fixed-point rewards. Throws std::invalid_argument if the lengths do not fit the text.
+// separator, and with these fixed-point rewards; the first `earlier` pieces are of earlier runs. Throws
+// std::invalid_argument if the numbers do not fit the text.
 std::vector<std::uint8_t> build(std::span<const Token> text, std::span<const std::int64_t> lengths,
-                                std::span<const std::int64_t> rewards);
+                                std::span<const std::int64_t> rewards, std::size_t earlier);
 
 }  // namespace drafting

@@ -273,17 +273,24 @@ Continuation Index::walk(Node node, Place near, Place at, const StopRule& rule, 
         }
         for (; node.length < until && size < room; ++node.length, ++size) {
             const Token token = tokens[at + node.length];
-            if (token < 0) return {size, at};
+            if (token < 0) return continuation(size, at, node);
             certainty *= factor;
             if (node.length < SURE_MATCH) certainty *= SHORT_MATCH_FACTOR;
             const auto kept = static_cast<float>(certainty);
             if (size && double{kept} < (size < rule.window ? rule.stop_confidence : rule.extend_confidence))
-                return {size, at};
+                return continuation(size, at, node);
             out[size] = token;
             confidence[size] = kept;
         }
     }
-    return {size, at};
+    return continuation(size, at, node);
+}
+
+// The continuation that ends in `node`.
+Continuation Index::continuation(Place size, Place at, const Node& node) const {
+    const auto first = suffixes.begin() + node.low, last = suffixes.begin() + node.high;
+    const bool earlier = own_begin && std::all_of(first, last, [&](std::int32_t its) { return its < own_begin; });
+    return {size, at, earlier};
 }
 
 // How many first tokens (at least the node's length, at most `most`) all suffixes of the node have in common.

@@ -22,8 +22,8 @@
 namespace drafting {
 
 // Where a draft came from; rhyme_openrlhf/drafting/drafter.py has the same numbers.
-enum class Source : std::int32_t { NONE, HISTORY, SIBLINGS, OWN, SHARED };
-inline constexpr std::size_t SOURCES = 5;
+enum class Source : std::int32_t { NONE, HISTORY, SIBLINGS, OWN, SHARED, EARLIER };
+inline constexpr std::size_t SOURCES = 6;
 // Samples whose tokens are entered together: enough that prefetching takes no longer than working, and few enough that
 // the prefetched lines (about 30 of 64 bytes for each) stay in a core's first cache.
 inline constexpr std::size_t ENTERED_TOGETHER = 16;

@@ -16,8 +16,11 @@ INSTRUCTION_SET: str
 
 class BufferError(ValueError): ...
 
-def build(text: ArrayLike, lengths: ArrayLike, rewards: ArrayLike) -> NDArray[np.uint8]:
-    """Return an index's buffer without its checksum: of pieces of these lengths with their separators."""
+def build(text: ArrayLike, lengths: ArrayLike, rewards: ArrayLike, earlier: int = 0) -> NDArray[np.uint8]:
+    """Return an index's buffer without its checksum: of pieces of these lengths with their separators.
+
+    The first `earlier` pieces are of earlier runs.
+    """
 
 def flatten(lists: Sequence[Sequence[int]]) -> tuple[_Int64s, _Int32s]:
     """Return how many tokens each has, and all of them."""

@@ -8,7 +8,7 @@ Invariants:
 
 - A prompt's key is the same in every process, run and Python version; so is its owner.
 - Growing from n to n + 1 workers moves prompts only to the new worker, about one in n + 1.
-- All rounds of a prompt have one owner.
+- All rounds of a prompt have one owner, in training and in evaluations.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ JUMP_RANGE = 1 << 31
 HASH_MASK = (1 << 64) - 1
 # Not a hexadecimal digit, and fit for the name of a file.
 ROUND_MARK = "-"
+# Behind a prompt's key, before a round's number. The owner does not depend on it.
+EVALUATION = f"{ROUND_MARK}e"
 
 
 def prompt_key(prompt: str, datasource: str = "") -> str:
@@ -37,6 +39,27 @@ def prompt_key(prompt: str, datasource: str = "") -> str:
 def round_key(key: str, number: int) -> str:
     """Return the key of a prompt's round `number`, counted from 0."""
     return f"{key}{ROUND_MARK}{number}" if number else key
+
+
+def evaluation_key(key: str) -> str:
+    """Return the key of the same prompt's history in evaluations, which training's history never sees."""
+    return f"{key}{EVALUATION}"
+
+
+def is_evaluation(key: str) -> bool:
+    """Return whether a prompt's or round's key is of the history in evaluations."""
+    return EVALUATION in key
+
+
+def training_key(key: str) -> str:
+    """Return the key of the same prompt or round in training."""
+    return key.replace(EVALUATION, "", 1)
+
+
+def first_round(key: str) -> str:
+    """Return the key of the first round of the conversation that a round's key is of."""
+    prompt, _, _ = key.partition(ROUND_MARK)
+    return evaluation_key(prompt) if is_evaluation(key) else prompt
 
 
 def rounds(key: str, known: Callable[[str], bool]) -> Iterator[str]:

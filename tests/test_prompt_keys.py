@@ -6,7 +6,16 @@ from collections import Counter
 
 import pytest
 
-from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key, rounds
+from rhyme_openrlhf.prompt_keys import (
+    evaluation_key,
+    first_round,
+    is_evaluation,
+    owner,
+    prompt_key,
+    round_key,
+    rounds,
+    training_key,
+)
 
 KEYS = [prompt_key(f"prompt {number}") for number in range(4000)]
 
@@ -47,6 +56,17 @@ def test_all_rounds_of_a_prompt_have_one_owner_and_keys_of_their_own() -> None:
         of_rounds = [round_key(key, number) for number in range(12)]
         assert of_rounds[0] == key and len(set(of_rounds)) == 12
         assert {owner(one, 7) for one in of_rounds} == {owner(key, 7)}
+
+
+def test_evaluations_have_keys_of_their_own_with_the_same_owner() -> None:
+    for key in KEYS[:100]:
+        for number in range(3):
+            training = round_key(key, number)
+            evaluation = round_key(evaluation_key(key), number)
+            assert (is_evaluation(training), is_evaluation(evaluation)) == (False, True)
+            assert owner(evaluation, 7) == owner(key, 7)
+            assert training_key(evaluation) == training
+            assert (first_round(training), first_round(evaluation)) == (key, evaluation_key(key))
 
 
 def test_the_rounds_of_a_prompt_are_those_known_without_a_gap() -> None:

@@ -161,6 +161,15 @@ def _profiles(value: str, roots: Sequence[Path]) -> str:
     return ",".join(found)
 
 
+def _runs(value: str, roots: Sequence[Path]) -> str:
+    if value in (AUTO, NONE):
+        return value
+    found = [str(_exists(part.strip(), roots, "runs", Path.is_dir, "a directory")) for part in value.split(",")]
+    if any("," in path for path in found):
+        raise PathRefused("must not have ',' in its path, because it separates several directories")
+    return ",".join(found)
+
+
 _CHECKS: dict[PathKind, Callable[[str, Sequence[Path]], str]] = {
     "model": _model,
     "data": _data,
@@ -170,4 +179,5 @@ _CHECKS: dict[PathKind, Callable[[str, Sequence[Path]], str]] = {
     "file": _file,
     "profile": _profile,
     "profiles": _profiles,
+    "runs": _runs,
 }

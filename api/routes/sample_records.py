@@ -47,9 +47,10 @@ class PieceView(View):
 
     source: str = Field(
         description="Empty: sampled by the model. `history`, `siblings`, `own`, `shared`: from an accepted draft (of "
-        "earlier responses, of others to the same prompt, of this text itself, of responses to all prompts); `ngram`, "
-        "`draft_model`, `eagle3`: from one that vLLM's own method proposed (--drafting.source). `context`: put in "
-        "between two rounds by the task.",
+        "earlier responses, of others to the same prompt, of this text itself, of responses to all prompts). "
+        "`earlier`: from an accepted draft that earlier runs' responses alone have. `ngram`, `draft_model`, `eagle3`: "
+        "from one that vLLM's own method proposed (--drafting.source). `context`: put in between two rounds by the "
+        "task.",
         examples=["history"],
     )
     text: str

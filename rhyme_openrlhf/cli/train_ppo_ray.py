@@ -57,7 +57,9 @@ def main(argv: list[str]) -> int:
         with held(saved_to, checked.settings.run.name) as unlocked:
             for sentence in unlocked:
                 print(sentence)
-            return run_training(args, checked.settings, found.prompts, found.layouts, checked.on_gpus, command)
+            return run_training(
+                args, checked.settings, found.prompts, found.layouts, checked.on_gpus, command, found.ancestors
+            )
     except (DirectoryLockError, LaunchError, ResumeError, RunDirectoryError) as error:
         return _refuse(error)
 

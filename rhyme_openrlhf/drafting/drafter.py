@@ -36,8 +36,8 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 # Sources of drafts, as the core numbers them (csrc/texts.h).
-NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN, FROM_SHARED = range(5)
-SOURCE_NAMES = ("", "history", "siblings", "own", "shared")
+NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN, FROM_SHARED, FROM_EARLIER = range(6)
+SOURCE_NAMES = ("", "history", "siblings", "own", "shared", "earlier")
 # The sample of a request that never drafts, as the core knows it.
 NEVER = -1
 

@@ -49,7 +49,6 @@ from rhyme_openrlhf.engine.checked_agent import CheckedAgent
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_response
 from rhyme_openrlhf.engine.patches import core_channel, single_tokens
 from rhyme_openrlhf.engine_errors import EngineCoreError, WeightLoadError
-from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import NGRAM
@@ -208,7 +207,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         images: Any = None,
     ) -> list[dict[str, Any]]:
         """Return the responses to one prompt, as upstream, with the prompt's history installed beside."""
-        key = prompt_key(prompt)
+        key = requests.history_key(prompt, requests.visit_of(prompt))
         ask = super().generate_responses
         fetch = self.histories.begin(key)
         try:
@@ -271,7 +270,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         identity = requests.current_sample.get()
         noted = None
         if identity is not None:
-            key = prompt_key(identity.prompt)
+            key = requests.history_key(identity.prompt, identity.visit)
             of_round, fetch = self.histories.round(key, len(identity.rounds))
             noted = Round(self.index, self.weight_version, length)
             identity.rounds.append(noted)

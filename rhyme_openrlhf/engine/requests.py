@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.engine_errors import RefusedParameterError
+from rhyme_openrlhf.prompt_keys import evaluation_key, prompt_key
 from rhyme_openrlhf.telemetry.samples import ROUNDS
 
 # The prompt whose history the request may draft from (prompt_keys.py::prompt_key).
@@ -204,6 +205,17 @@ class VisitedPrompt(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return VisitedPrompt, (str(self), self.visit)
+
+
+def history_key(prompt: str, visit: int) -> str:
+    """Return the key of the history that a visit of a prompt drafts from: evaluations have one of their own."""
+    key = prompt_key(prompt)
+    return evaluation_key(key) if visit < 0 else key
+
+
+def visit_of(prompt: str) -> int:
+    """Return the visit that a prompt's sender says it is; 0 where it says none."""
+    return prompt.visit if isinstance(prompt, VisitedPrompt) else 0
 
 
 # Set around each sample's generation; a sample's own requests run in the same asyncio context.

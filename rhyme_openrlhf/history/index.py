@@ -8,7 +8,8 @@ that is shared, memory-mapped or sent without any conversion.
 The buffer, in this order (integers little-endian; n is the number of stored tokens, separators included; each array
 begins at a multiple of 8 bytes):
 
-    header    64 bytes: magic, format version, number of pieces, n, size of the buffer, zeros, checksum
+    header    64 bytes: magic, format version, number of pieces, n, size of the buffer, the position in `tokens` where
+              this run's own pieces begin, zeros, checksum
     rewards   int64[number of pieces]: the fixed-point rewards that occur, ascending, then zeros
     sums      int64[n / 32 + 1]: sums of the rewards of the first 0, 32, 64, ... suffixes in sorted order
     suffixes  int32[n]: where each suffix starts in `tokens`, in sorted order
@@ -50,8 +51,9 @@ Int64s = NDArray[np.int64]
 
 MAGIC = b"RHYMEIDX"
 # 2: the checksum is XXH3 of 64 bits (1: CRC-32, which reads a buffer at a tenth of the speed). 3: places, and what
-# neighbours share; rewards by grade (2: a prefix sum for each suffix, as many bytes as all that is new).
-VERSION = 3
+# neighbours share; rewards by grade (2: a prefix sum for each suffix, as many bytes as all that is new). 4: where this
+# run's own pieces begin.
+VERSION = 4
 HEADER = struct.Struct("<8sIIqq")
 CHECKSUM = struct.Struct("<Q")
 # A multiple of 8, so that the int64 array right behind the header is aligned; the rest is room for later versions.
@@ -95,8 +97,10 @@ class Draft:
     confidence: list[float] = field(default_factory=list, compare=False)
 
 
-def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
+def build_index(pieces: Sequence[Piece], earlier: int = 0) -> NDArray[np.uint8]:
     """Build the draft index of `pieces` (RhymeRL, section 5.3), given oldest first, as one uint8 buffer.
+
+    The first `earlier` pieces are of earlier runs; a draft that occurs in these alone says so.
 
     The buffer takes 15.25 bytes per token. Rewards that are not finite count as 0. Without pieces, the index never
     drafts. Raises ValueError for a token id that is no integer from 0 to 2**31 - 1, for 2**31 tokens and more, or for
@@ -108,7 +112,7 @@ def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
     if len(pieces) > MAX_PIECES:
         raise ValueError(f"a draft index holds at most {MAX_PIECES} responses, got {len(pieces)}")
     rewards = _fixed_point([piece.reward for piece in pieces], text.size)
-    buffer: NDArray[np.uint8] = core.build(text, lengths, rewards)
+    buffer: NDArray[np.uint8] = core.build(text, lengths, rewards, earlier)
     buffer[CHECKSUM_AT:HEADER_BYTES] = np.frombuffer(CHECKSUM.pack(_checksum(buffer)), dtype=np.uint8)
     return buffer
 

@@ -102,6 +102,11 @@ class IndexStore:
             self._resident_bytes -= index.nbytes
         self._forget_file(key)
 
+    @property
+    def overflows(self) -> bool:
+        """Return whether some indexes did not fit into memory."""
+        return bool(self._files)
+
     def state(self) -> StoreState:
         """Return how many indexes, and how many bytes of them, are in memory and on the disk alone."""
         on_disk_alone = [file for key, file in self._files.items() if key not in self._resident]

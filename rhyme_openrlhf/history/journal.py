@@ -18,10 +18,10 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rhyme_openrlhf.history.record import Record, encode
+from rhyme_openrlhf.history.record import HEAD
 from rhyme_openrlhf.history.shard import HistoryShard
 
 MAGIC = b"RHYMEJNL"
@@ -46,7 +46,7 @@ def write_entries(path: Path, token: bytes, encoded: Iterable[bytes]) -> int:
         with partial.open("wb") as file:
             file.write(HEADER.pack(MAGIC, VERSION, token))
             for one in encoded:
-                file.write(_entry(one))
+                file.write(entry(one))
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -76,15 +76,17 @@ def read_entries(path: Path, token: bytes) -> Iterator[tuple[bytes, int]]:
         good = HEADER.size
         while good + ENTRY.size <= size:
             length, checksum = ENTRY.unpack(file.read(ENTRY.size))
-            # Never allocate memory for a damaged length.
-            encoded = file.read(length) if length <= size - good - ENTRY.size else b""
-            if len(encoded) != length or zlib.crc32(encoded) != checksum:
+            # Never allocate memory for a damaged length. A file that ends in zeros (a machine that crashed) has entries
+            # of no bytes, whose checksum fits.
+            encoded = file.read(length) if HEAD.size <= length <= size - good - ENTRY.size else b""
+            if not encoded or len(encoded) != length or zlib.crc32(encoded) != checksum:
                 return
             good += ENTRY.size + length
             yield encoded, good
 
 
-def _entry(encoded: bytes) -> bytes:
+def entry(encoded: bytes) -> bytes:
+    """Return an encoded record as an entry of a file."""
     return ENTRY.pack(len(encoded), zlib.crc32(encoded)) + encoded
 
 
@@ -123,18 +125,20 @@ class JournaledShard:
         # Unbuffered, so that written records survive the death of this process.
         self._file = self._path.open("ab", buffering=0)
 
-    def record(self, records: Sequence[Record]) -> None:
-        """Keep records of a rollout, in memory and then in the file.
+    def add(self, encoded: bytes) -> bool:
+        """Keep an encoded record, in memory and then in the file; return False for one that the shard ignores.
 
-        Raises ValueError as the shard does, and OSError when the file cannot be written. After an OSError the shard is
-        still right, and the caller must give up the file (`close`).
+        Raises OSError when the file cannot be written. The shard is still right then, and the caller must give up the
+        file (`close`).
         """
-        kept = [encoded for encoded in map(encode, records) if self.shard.add(encoded)]
-        self._write(b"".join(map(_entry, kept)))
+        if not self.shard.add(encoded):
+            return False
+        self._write(entry(encoded))
         if self._bytes > max(2 * self._live_bytes, SHORTEN_FROM_BYTES):
             self._file.close()
             self._bytes = self._live_bytes = write_entries(self._path, self._token, self.shard.encoded())
             self._open()
+        return True
 
     def _write(self, entries: bytes) -> None:
         written = 0

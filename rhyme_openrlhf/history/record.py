@@ -33,6 +33,8 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.history.index import Piece, token_array
 
 LEVEL = 1
+# The most that zlib makes of a byte.
+MOST_RATIO = 1032
 WORD = 4
 
 
@@ -46,11 +48,15 @@ def packed(content: NDArray[np.uint8]) -> bytes:
 
 def unpacked(block: bytes, nbytes: int) -> NDArray[np.uint8]:
     """Return the `nbytes` bytes that `packed` made `block` from. Raises ValueError if `block` is anything else."""
+    if nbytes > MOST_RATIO * len(block):
+        raise ValueError(f"a compressed block of {len(block)} bytes cannot hold {nbytes}")
+    decompressor = zlib.decompressobj()
     try:
-        raw = zlib.decompress(block, bufsize=max(1, nbytes))
+        # One byte more than it should hold shows that it holds more.
+        raw = decompressor.decompress(block, nbytes + 1)
     except zlib.error as error:
         raise ValueError(f"a compressed block is damaged: {error}") from error
-    if len(raw) != nbytes:
+    if len(raw) != nbytes or not decompressor.eof:
         raise ValueError(f"a compressed block holds {len(raw)} bytes, not {nbytes}")
     found = np.empty(nbytes, dtype=np.uint8)
     whole = nbytes // WORD * WORD

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from rhyme_openrlhf.history.record import (
     read_head,
     read_pieces,
 )
+from rhyme_openrlhf.prompt_keys import is_evaluation
 
 # RhymeRL (section 6.2): training spans 50 to 100 epochs. 16 bytes each.
 EARLIER_KEPT = 100
@@ -133,15 +134,28 @@ class HistoryShard:
                 prompt.earlier.extend((dropped.rollout_id, median_length(dropped.lengths)))
                 del prompt.earlier[: -2 * EARLIER_KEPT]
 
-    def build(self, prompt_key: str) -> NDArray[np.uint8] | None:
-        """Build a prompt's draft index buffer (history/index.py), read-only; None if there is nothing to draft from."""
-        if not self.has_drafts(prompt_key):
+    def build(self, prompt_key: str, earlier: Sequence[Piece] = ()) -> NDArray[np.uint8] | None:
+        """Build a prompt's draft index buffer (history/index.py), read-only; None if there is nothing to draft from.
+
+        `earlier`: responses of earlier runs to draft from too. Rewards count in the newest rollout only, so newer
+        responses win over older ones where they disagree.
+        """
+        pieces = list(earlier)
+        prompt = self._prompts.get(prompt_key)
+        kept = prompt.rollouts[-self._kept_rollouts :] if prompt is not None else []
+        for rollout in kept:
+            found = [piece for part in rollout.parts for piece in read_pieces(part)]
+            pieces += found if rollout is kept[-1] else [replace(piece, reward=0.0) for piece in found]
+        if not pieces:
             return None
-        kept = self._prompts[prompt_key].rollouts[-self._kept_rollouts :]
-        pieces = [piece for rollout in kept for part in rollout.parts for piece in read_pieces(part)]
-        index = build_index(pieces)
+        index = build_index(pieces, len(earlier))
         index.flags.writeable = False
         return index
+
+    def visits(self, prompt_key: str) -> int:
+        """Return how many rollouts of a prompt were recorded, as far as their lengths are kept."""
+        prompt = self._prompts.get(prompt_key)
+        return 0 if prompt is None else len(prompt.rollouts) + len(prompt.earlier) // 2
 
     def has_drafts(self, prompt_key: str) -> bool:
         """Return whether `build` would return an index."""
@@ -160,9 +174,11 @@ class HistoryShard:
         return next((tuple(rollout.lengths) for rollout in reversed(rollouts) if rollout.lengths), ())
 
     def epoch_lengths(self, first: int, last: int) -> EpochLengths:
-        """Return the lengths of prompts that have a rollout in the steps `first` to `last`, and one before them."""
+        """Return the lengths of training prompts with a rollout in the steps `first` to `last`, and one before."""
         before, counts, lengths = array("d"), array("q"), array("q")
-        for prompt in self._prompts.values():
+        for key, prompt in self._prompts.items():
+            if is_evaluation(key):
+                continue
             inside = [rollout for rollout in prompt.rollouts if first <= rollout.rollout_id <= last and rollout.lengths]
             known = [*_pairs(prompt.earlier), *_medians(prompt.rollouts)]
             median = next((median for rollout, median in reversed(known) if rollout < first), None)

@@ -15,14 +15,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import enum
-import itertools
 import secrets
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +29,8 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 
+from rhyme_openrlhf.history.archive import ArchiveWriter
+from rhyme_openrlhf.history.earlier import JUDGED_PROMPTS, Choice, EarlierRuns, Known, Sources
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.index_store import IndexStore
 from rhyme_openrlhf.history.journal import (
@@ -42,11 +41,13 @@ from rhyme_openrlhf.history.journal import (
     read_entries,
     write_entries,
 )
+from rhyme_openrlhf.history.lineage import Lineage
 from rhyme_openrlhf.history.ranks import rank_change, rank_correlation, together
-from rhyme_openrlhf.history.record import Earlier, Record, read_head
+from rhyme_openrlhf.history.record import Earlier, Record, encode, read_head
 from rhyme_openrlhf.history.shard import EpochLengths, HistoryShard
+from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
 from rhyme_openrlhf.platform.cpu_share import limit_cpus
-from rhyme_openrlhf.prompt_keys import owner, rounds
+from rhyme_openrlhf.prompt_keys import first_round, is_evaluation, owner, rounds, training_key
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.settings.history import HistorySettings
 from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStability
@@ -55,54 +56,12 @@ SOURCE = "history"
 GB = 10**9
 # Enough to delete some ten thousand files. A worker that is busy longer leaves them in the run directory.
 CLOSE_SECONDS = 10
+# Of a draft index, a token; and the fewest prompts that the share of memory is for: no prompt's index takes more of it
+# for earlier runs.
+INDEX_BYTES, LEAST_PROMPTS = 16, 8
+# The hash of no responses of earlier runs.
+NOTHING = hash(())
 T = TypeVar("T")
-
-
-class Urgency(enum.IntEnum):
-    """The reason for a piece of work, the most urgent first."""
-
-    ASKED = 0
-    """An engine waits for it."""
-    KEPT = 1
-    """Responses arrived: they must not be lost, and later work must see them."""
-    COMING = 2
-    """A prompt was sent to an engine, which will ask."""
-    LATER = 3
-    """Nobody asks before the next epoch."""
-
-
-class WorkQueue:
-    """A queue that runs functions in one thread of its own, used from one event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-        self._waiting: asyncio.PriorityQueue[tuple[Urgency, int, Callable[[], Any], asyncio.Future[Any]]] = (
-            asyncio.PriorityQueue()
-        )
-        self._numbers = itertools.count()
-        self._worker: asyncio.Task[None] | None = None
-
-    def give(self, urgency: Urgency, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Queue `work`; return a future of its result or exception."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.put_nowait((urgency, next(self._numbers), work, done))
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._run())
-        return done
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            _, _, work, done = await self._waiting.get()
-            running = loop.run_in_executor(self._thread, work)
-            await asyncio.wait([running])
-            if done.cancelled():
-                continue
-            error = running.exception()
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(running.result())
 
 
 @dataclass(frozen=True)
@@ -128,6 +87,7 @@ class WorkerPlace:
 
     - `memory_bytes`: its share of its node's memory.
     - `spill`: its directory for indexes beyond that share.
+    - `lineage`: the archive that it leaves, and the earlier runs that it drafts from; None: neither.
     - `recorder`: the name of the run's recorder, an actor, or "". A name, because Ray warns of an argument in its
       store, as a handle would be, for an actor that it may have to restart.
     """
@@ -141,6 +101,7 @@ class WorkerPlace:
     spill: Path
     settings: HistorySettings
     recorder: str = ""
+    lineage: Lineage | None = None
 
 
 class PlainHistoryWorker:
@@ -160,10 +121,20 @@ class PlainHistoryWorker:
             for encoded in self._of_checkpoint():
                 self._shard.add(encoded)
         self._store = IndexStore(place.spill, place.memory_bytes, self._warn)
+        self._archive = self._begin_archive()
+        self._earlier = EarlierRuns(
+            place.lineage.sources if place.lineage is not None else Sources(),
+            lambda key: owner(key, place.workers) == place.number,
+            place.memory_bytes // INDEX_BYTES // LEAST_PROMPTS,
+            self._warn,
+        )
+        # By prompt, the hash of what its index was built from of earlier runs.
+        self._chosen: dict[str, int] = {}
         self._queue = WorkQueue(f"history-{place.number}")
         # Prompts whose index has to be built. Indexes of the history read at the start are built in the background.
         self._unbuilt = set(self._shard.keys)
         self._restored = self._shard.keys
+        self._begun = False
         self._said_full = False
         self._hits = self._late = self._misses = 0
 
@@ -185,6 +156,30 @@ class PlainHistoryWorker:
             self._journal.close()
             self._journal = None
 
+    def _begin_archive(self) -> ArchiveWriter | None:
+        place = self._place
+        if place.lineage is None:
+            return None
+        try:
+            return ArchiveWriter(place.lineage.archive, place.lineage.about, place.number, place.memory_bytes)
+        except (OSError, JournalError) as error:
+            self._warn(f"leaves no responses for later runs in {place.lineage.archive}: {error}")
+            return None
+
+    def _leave(self, encoded: bytes) -> None:
+        """Append a record to the archive, as long as that works and there is room."""
+        if self._archive is None:
+            return
+        try:
+            if self._archive.add(encoded):
+                return
+            reason = "they have reached its share of --history.memory_gb"
+        except OSError as error:
+            reason = str(error)
+        self._archive.close()
+        self._archive = None
+        self._warn(f"leaves no more responses for later runs: {reason}")
+
     def _log(self, what: str) -> None:
         print(f"history worker {self._place.number} {what}", file=sys.stderr)
 
@@ -199,6 +194,9 @@ class PlainHistoryWorker:
                 ray.get_actor(self._place.recorder).write.remote(event, SOURCE, time.time())
 
     def _give(self, urgency: Urgency, work: Callable[[], T]) -> asyncio.Future[T]:
+        if not self._begun:
+            self._begun = True
+            self._queue.give(Urgency.ASKED, self._earlier.refresh)
         restored, self._restored = self._restored, []
         for key in restored:
             self._queue.give(Urgency.LATER, partial(self._build_later, key))
@@ -206,30 +204,47 @@ class PlainHistoryWorker:
 
     # --- what the trainer calls
 
-    async def record(self, rollout_id: int, rollouts: list[PromptRollout]) -> None:
+    async def record(self, rollout_id: int, rollouts: list[PromptRollout], evaluation: bool = False) -> None:
         """Keep the responses of training step `rollout_id` and index them, off every critical path.
 
-        Returns when they are indexed.
+        Or of an `evaluation` after that step. Returns when they are indexed.
         """
         work = []
+        judged = [one for one in rollouts if one.pieces and self._earlier.has(one.prompt_key)][:JUDGED_PROMPTS]
+        for one in judged:
+            work.append(self._give(Urgency.KEPT, partial(self._judge, one.prompt_key, one.pieces)))
         for one in rollouts:
             record = Record(one.prompt_key, rollout_id, one.pieces, one.lengths)
             work.append(self._give(Urgency.KEPT, partial(self._keep, record)))
             work.append(self._give(Urgency.LATER, partial(self._build_later, one.prompt_key)))
         await asyncio.gather(*work)
-        self._record_state(rollout_id)
+        if not evaluation:
+            self._record_state(rollout_id)
+
+    def _judge(self, key: str, said: tuple[Piece, ...]) -> None:
+        """Judge earlier runs by what this run said to a prompt, before that counts as a visit."""
+        self._earlier.judge(key, self._visit(key), said)
+
+    def _visit(self, key: str) -> int:
+        """Return how often a prompt was answered so far; a round of it as often as the first one."""
+        return self._shard.visits(first_round(key))
 
     def _keep(self, record: Record) -> None:
+        encoded = encode(record)
         if self._journal is None:
-            self._shard.record(record.prompt_key, record.rollout_id, record.pieces, record.lengths)
+            kept = self._shard.add(encoded)
         else:
             try:
-                self._journal.record([record])
+                kept = self._journal.add(encoded)
             except OSError as error:
+                # The shard has it.
+                kept = True
                 self._give_up_journal(error)
+        if kept:
+            self._leave(encoded)
         self._store.drop(record.prompt_key)
         self._unbuilt.add(record.prompt_key)
-        room = self._place.memory_bytes - self._shard.data_bytes
+        room = self._place.memory_bytes - self._shard.data_bytes - self._earlier.data_bytes
         if room < 0 and not self._said_full:
             self._said_full = True
             self._warn(
@@ -244,9 +259,21 @@ class PlainHistoryWorker:
         if key in self._unbuilt:
             self._build(key, soon=False)
 
+    def _choose(self, key: str) -> Choice:
+        """Return what a prompt drafts from of earlier runs."""
+        # Where memory is short, this run's own responses come first.
+        if self._store.overflows and self._shard.has_drafts(key):
+            return ()
+        return self._earlier.choose(key, self._visit(key))
+
     def _build(self, key: str, *, soon: bool) -> np.ndarray | None:
         self._unbuilt.discard(key)
-        index = self._shard.build(key)
+        choice = self._choose(key)
+        if choice:
+            self._chosen[key] = hash(choice)
+        else:
+            self._chosen.pop(key, None)
+        index = self._shard.build(key, self._earlier.pieces(choice))
         if index is not None:
             self._store.put(key, index, soon=soon)
         return index
@@ -305,16 +332,30 @@ class PlainHistoryWorker:
 
     async def prepare(self, prompt_keys: list[str]) -> None:
         """Bring these prompts' indexes, of all rounds, into memory: the engines that got the prompts will need them."""
-        keys = [key for prompt in prompt_keys for key in rounds(prompt, self._shard.has_drafts)]
+        if self._earlier.waits_for_more:
+            await self._give(Urgency.COMING, self._earlier.refresh)
+        keys = [key for prompt in prompt_keys for key in rounds(prompt, self._has_drafts)]
         # Indexes already in memory come first, so that none of them has to make room for another.
         keys.sort(key=lambda key: self._store.resident(key) is None)
         await asyncio.gather(*(self._give(Urgency.COMING, partial(self._prepare, key)) for key in keys))
 
+    def _has_drafts(self, key: str) -> bool:
+        # Also one whose earlier run was left out meanwhile.
+        return self._shard.has_drafts(key) or self._earlier.has(key) or key in self._chosen
+
     def _prepare(self, key: str) -> None:
+        # Since the index was built, earlier runs may have been judged, or other runs have got further.
+        if self._chosen.get(key, NOTHING) != hash(self._choose(key)):
+            self._store.drop(key)
         self._ready(key)
 
     async def index(self, prompt_key: str) -> np.ndarray | None:
-        """Return the prompt's draft index (history/index.py), or None if there is nothing to draft from."""
+        """Return the prompt's draft index (history/index.py), or None if there is nothing to draft from.
+
+        An evaluation's prompt without a history of its own has training's.
+        """
+        if is_evaluation(prompt_key) and not self._has_drafts(prompt_key):
+            return await self.index(training_key(prompt_key))
         index = self._store.resident(prompt_key)
         if index is not None:
             self._hits += 1
@@ -336,8 +377,15 @@ class PlainHistoryWorker:
         return await self._give(Urgency.ASKED, lambda: [self._shard.median_lengths(key) for key in prompt_keys])
 
     async def last_lengths(self, prompt_keys: list[str]) -> list[tuple[int, ...]]:
-        """Return each prompt's response lengths in its last rollout, in tokens; none for a prompt never seen."""
-        return await self._give(Urgency.ASKED, lambda: [self._shard.last_lengths(key) for key in prompt_keys])
+        """Return each prompt's response lengths in its last rollout, in tokens; else an earlier run's, or none."""
+        return await self._give(Urgency.ASKED, lambda: [self._last_lengths(key) for key in prompt_keys])
+
+    def _last_lengths(self, key: str) -> tuple[int, ...]:
+        return self._shard.last_lengths(key) or self._earlier.lengths(key, self._visit(key))
+
+    async def known_earlier(self, prompt_keys: list[str]) -> list[Known]:
+        """Return for each earlier run how many of these prompts, all of this worker, it has responses to."""
+        return await self._give(Urgency.ASKED, lambda: self._earlier.known(prompt_keys))
 
     async def prompts(self) -> int:
         """Return the number of prompts that this worker knows; each round counts as one."""
@@ -351,6 +399,9 @@ class PlainHistoryWorker:
         # No index is built from now on, so nothing is written there again.
         self._unbuilt.clear()
         self._store.close()
+        if self._archive is not None:
+            self._archive.close()
+            self._archive = None
         # Shared with the other workers of this node: the last one removes it.
         with suppress(OSError):
             self._place.spill.parent.rmdir()
@@ -360,14 +411,18 @@ HistoryWorker = ray.remote(PlainHistoryWorker)
 
 
 def start_history_workers(
-    settings: HistorySettings, journals: Path, checkpoint: Sequence[Path] = (), recorder: str = ""
+    settings: HistorySettings,
+    journals: Path,
+    checkpoint: Sequence[Path] = (),
+    recorder: str = "",
+    lineage: Lineage | None = None,
 ) -> list[ray.actor.ActorHandle]:
     """Start the run's history workers, spread over the nodes; Ray restarts a dead worker without limit.
 
     - `journals`: the directory of this run for the workers' journals.
     - `checkpoint`: the files that the workers of the resumed run saved, in the order of the workers. Their number may
       differ from this run's.
-    - `recorder`: the same as in `WorkerPlace`.
+    - `recorder`, `lineage`: the same as in `WorkerPlace`.
     """
     threads = str(max(1, int(settings.cpus_per_worker)))
     variables = {"OMP_NUM_THREADS": threads, **WITHOUT_TORCH}
@@ -392,6 +447,7 @@ def start_history_workers(
             spill / name,
             settings,
             recorder,
+            lineage,
         )
         workers.append(
             HistoryWorker.options(

@@ -30,10 +30,11 @@ from rhyme_openrlhf.engine.messages import LOADS, SampleRequest
 from rhyme_openrlhf.engine.port import RayEngine
 from rhyme_openrlhf.engine.requests import (  # first: installs the shims where needed
     SampleIdentity,
-    VisitedPrompt,
     current_sample,
+    history_key,
     leave_out_unread,
     request_seed,
+    visit_of,
 )
 from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.kv.buffer import KvBufferStore
@@ -208,7 +209,7 @@ class SampleHome:
         images: Any = None,
     ) -> list[dict[str, Any]]:
         """Return the responses to one prompt, as an engine's method of this name; they begin at `engine`."""
-        visit = prompt.visit if isinstance(prompt, VisitedPrompt) else 0
+        visit = visit_of(prompt)
         prompt = str(prompt)
 
         async def one(sample: int) -> dict[str, Any]:
@@ -249,7 +250,7 @@ class SampleHome:
         if key in self._traced:
             # Kept; but what was drafted of it is on several engines, and nobody asks them.
             noted.trace = AT_HOME
-        history = key if self.rhyme.histospec.enable else None
+        history = history_key(identity.prompt, identity.visit) if self.rhyme.histospec.enable else None
         group = None if of is None else of.group
         request = SampleRequest(tuple(tokens), parameters, history, len(identity.rounds), multi_modal, group)
         identity.rounds.append(noted)

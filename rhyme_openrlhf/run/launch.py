@@ -30,6 +30,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.garbage import kept_for_good
+from rhyme_openrlhf.history.archive import About
+from rhyme_openrlhf.history.lineage import Ancestors, Lineage, lineage
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.run.ending import Ending, LossyFile, Outcome, Reserve, outcome_of, say, tell
@@ -74,7 +76,7 @@ class _Job:
     """A run as it was asked for: checked arguments, where it resumes, its directory, when it started (unix seconds).
 
     `prompts` are how many the data set has; `layouts` what was planned when the arguments were checked; `on_gpus` is
-    `platform.run_has_gpus()`.
+    `platform.run_has_gpus()`; `lineage`: what it leaves of its history and drafts from, None without history.
     """
 
     args: SimpleNamespace
@@ -86,6 +88,7 @@ class _Job:
     checkpoints: Checkpoints
     run: RunDirectory
     started: float
+    lineage: Lineage | None = None
 
 
 def run_training(
@@ -95,20 +98,28 @@ def run_training(
     layouts: LayoutPlan | None,
     on_gpus: bool,
     command: list[str],
+    ancestors: Ancestors | None = None,
 ) -> int:
     """Train; returns the process's exit code: 0, 1 when the run failed, 130 or 143 when Ctrl-C or SIGTERM ended it.
 
     A run that stops because its directory has a stop request ends in order, with a checkpoint of its last step: 0.
 
     `prompts` are how many the data set has; `layouts` are those of its engines, None for one; `on_gpus` is
-    `platform.run_has_gpus()`.
+    `platform.run_has_gpus()`; `ancestors`: the earlier runs that it can draft from, None without history.
     Raises LaunchError, ResumeError or RunDirectoryError before anything of the run is started.
     """
     started = time.time()
     settings = dataclasses.replace(settings, control=settings.control.with_uids())
     checkpoints, notes = prepare(args, prompts)
     run = make_run_directory(settings.run.dir, settings.run.name, started)
-    job = _Job(args, settings, prompts, layouts, on_gpus, command, checkpoints, run, started)
+    found, said = _lineage(args, settings, run, checkpoints, started, ancestors)
+    notes += said
+    if found is not None:
+        more: dict[str, Any] = {"tokenizer": found.about.tokenizer}
+        if settings.run.reproducible:
+            more["drafted_from"] = found.fixed
+        checkpoints = dataclasses.replace(checkpoints, more=more)
+    job = _Job(args, settings, prompts, layouts, on_gpus, command, checkpoints, run, started, found)
     try:
         run.link_checkpoints(args.ckpt.path)
         run.write_json("config.json", _config(job))
@@ -131,6 +142,22 @@ def run_training(
             sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _lineage(
+    args: SimpleNamespace,
+    settings: RhymeSettings,
+    run: RunDirectory,
+    checkpoints: Checkpoints,
+    started: float,
+    ancestors: Ancestors | None,
+) -> tuple[Lineage | None, list[str]]:
+    """Return what a run leaves of its history and drafts from, and what the user is to be told of it."""
+    if ancestors is None or not settings.keeps_history:
+        return None, []
+    about = About(settings.run.name, ancestors.tokenizer, args.actor.model_name_or_path, started)
+    resumed = checkpoints.resume.drafted_from if checkpoints.resume is not None else None
+    return lineage(settings.history, settings.run.reproducible, run.path, about, ancestors, resumed)
 
 
 @dataclass
@@ -301,7 +328,7 @@ def _services(job: _Job, recorder: Any) -> RunServices:
     workers = []
     if settings.keeps_history:
         saved = job.checkpoints.resume.history if job.checkpoints.resume is not None else ()
-        workers = start_history_workers(settings.history, job.run.history, saved, RECORDER_NAME)
+        workers = start_history_workers(settings.history, job.run.history, saved, RECORDER_NAME, job.lineage)
     return RunServices(
         settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints, job.layouts
     )

@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from rhyme_openrlhf.settings.options import Settings, option
 
+# Words of --history.earlier.
+AUTO, NONE = "auto", "none"
+
 
 @dataclass(frozen=True)
 class HistorySettings(Settings):
@@ -45,6 +48,20 @@ class HistorySettings(Settings):
         low=1,
         high=8,
         expert=True,
+    )
+    earlier: str = option(
+        AUTO,
+        "Earlier runs whose responses to the same prompts are drafted from. Run directories, checkpoints or stores, "
+        "with commas between them; 'auto': the newest runs beside this one, and --history.store; 'none'. They need the "
+        "same tokenizer, not the same model. A reproducible run takes 'auto' as 'none' for runs beside it.",
+        kind="runs",
+    )
+    store: str = option(
+        "",
+        "Directory where runs leave their responses for other runs, and see those of others while they go on. On a "
+        "cluster it must be on a file system that all nodes share. If not given: in the run directory. A run leaves at "
+        "most --history.memory_gb a node; only its user can read them.",
+        kind="output",
     )
     fetch_timeout_s: float = option(
         10.0,

@@ -38,7 +38,8 @@ LONGEST_NAME = 100
 # - file: a file that is read
 # - profile: a file that is read, or the word auto or none
 # - profiles: several of these, with commas between them
-PathKind = Literal["model", "data", "reward", "agent", "output", "file", "profile", "profiles"]
+# - runs: directories that are read, with commas between them, or the word auto or none
+PathKind = Literal["model", "data", "reward", "agent", "output", "file", "profile", "profiles", "runs"]
 TextKind = Literal["plain", "secret", "url"] | PathKind
 S = TypeVar("S", bound="Settings")
 

@@ -62,6 +62,8 @@ class EngineCounters:
     accepted_shared: int = 0
     """The accepted tokens whose drafts came from what the responses of all prompts share. What is left of `accepted`
     is from history, or from the method of vLLM that --drafting.source names."""
+    accepted_earlier: int = 0
+    """The accepted tokens from history whose drafts occur in responses of earlier runs alone."""
 
     def __add__(self, other: EngineCounters) -> EngineCounters:
         return EngineCounters(*(getattr(self, n) + getattr(other, n) for n in COUNTER_NAMES))
@@ -92,7 +94,7 @@ class EngineCounters:
 
 SECONDS = ("busy_seconds", "draft_seconds")
 # Not in the records of earlier versions.
-LATER = ("accepted_siblings", "accepted_own", "accepted_shared")
+LATER = ("accepted_siblings", "accepted_own", "accepted_shared", "accepted_earlier")
 COUNTER_NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(EngineCounters))
 
 
@@ -154,6 +156,11 @@ def own_share(counters: EngineCounters) -> float | None:
 def shared_share(counters: EngineCounters) -> float | None:
     """Return the part of the speculation rate whose drafts came from what the responses of all prompts share."""
     return _ratio(counters.accepted_shared, counters.response_tokens)
+
+
+def earlier_share(counters: EngineCounters) -> float | None:
+    """Return the part of `history_share` whose drafts occur in responses of earlier runs alone."""
+    return _ratio(counters.accepted_earlier, counters.response_tokens)
 
 
 def acceptance_rate(counters: EngineCounters) -> float | None:

@@ -6,7 +6,8 @@
 - `lengths.jsonl`: the length of every response (telemetry/samples.py)
 - `samples/`: responses of a few prompts of each step (telemetry/samples.py)
 - `logs/`: output of the run's processes
-- `history/`: journals and spilled draft indexes of the history workers, on the nodes where they run
+- `history/`: journals and spilled draft indexes of the history workers, and the archive of responses for later runs
+  (history/archive.py), on the nodes where they run
 - `checkpoints`: link to `--ckpt.path`
 - `reporter.json`: how far the reporter has sent the events; with `--control.url` only
 - `stop-request.json`: present if the run is to stop; the trainer looks for it between two steps

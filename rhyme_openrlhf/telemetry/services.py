@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,20 +50,25 @@ class Layouts(Protocol):
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint that a run goes on from. `ours`: our part of it, None for a checkpoint of plain OpenRLHF."""
+    """The checkpoint that a run goes on from. `ours`: our part of it, None for a checkpoint of plain OpenRLHF.
+
+    `drafted_from`: the earlier runs' files that a reproducible run drafted from, with the bytes that it read of each.
+    """
 
     tag: str
     step: int
     ours: Path | None
     history: tuple[Path, ...]
+    drafted_from: dict[str, dict[str, int]] | None = None
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """A run's checkpoints: the one that it resumes from, and the settings that its own ones are bound to."""
+    """A run's checkpoints: the one that it resumes from, the settings that its own are bound to, and `more` in them."""
 
     resume: ResumePoint | None
     settings: dict[str, Any]
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,10 @@ _LAST_EPOCHS_SHOWN = 4
 
 @dataclass(frozen=True)
 class EpochSummary:
-    """One epoch's figures; `reward` is the mean over its samples, `steps` those that were trained on."""
+    """One epoch's figures; `reward` is the mean over its samples, `steps` those that were trained on.
+
+    `earlier_share`: the part of its response tokens that was drafted from earlier runs' responses alone.
+    """
 
     epoch: int
     steps: int
@@ -49,6 +52,7 @@ class EpochSummary:
     tokens_per_step: float | None
     decode_step_ms: float | None
     mean_response_length: float | None
+    earlier_share: float | None
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,9 @@ class RunSummary:
 
     `status` is a RunStatus or UNFINISHED; `seconds` is the run's length (so far); `rollout_seconds` the sum over its
     rollout stages; `bubble_seconds` engine seconds by cause; `weight_versions` how many were published;
-    `draft_gain` what drafts gained at last, None where it was not measured; `last_checkpoint` a path; `emulated` the
-    machine whose step times it was stretched to ("": its own); `warnings` what it warned of, each text once.
+    `draft_gain` what drafts gained at last, None where it was not measured; `earlier_share` as an epoch's;
+    `last_checkpoint` a path; `emulated` the machine whose step times it was stretched to ("": its own); `warnings` what
+    it warned of, each text once.
     """
 
     name: str
@@ -78,6 +83,7 @@ class RunSummary:
     tokens_per_step: float | None
     decode_step_ms: float | None
     draft_gain: EnginesGain | None
+    earlier_share: float | None
     bubble_fraction: float | None
     bubble_seconds: dict[str, float]
     weight_versions: int
@@ -127,6 +133,7 @@ class _Epoch:
             tokens_per_step=metrics.tokens_per_step(self.counters),
             decode_step_ms=metrics.decode_step_ms(self.counters),
             mean_response_length=_mean(self.response_tokens, self.samples),
+            earlier_share=metrics.earlier_share(self.counters),
         )
 
 
@@ -209,6 +216,7 @@ class _Run:
             tokens_per_step=metrics.tokens_per_step(self.counters),
             decode_step_ms=metrics.decode_step_ms(self.counters),
             draft_gain=engines_gain(self.gains.values()),
+            earlier_share=metrics.earlier_share(self.counters),
             bubble_fraction=bubble_fraction,
             bubble_seconds=bubble_seconds,
             weight_versions=self.weight_versions,
@@ -303,6 +311,7 @@ def _totals(summary: RunSummary) -> list[tuple[str, str]]:
             f"{wording.number(summary.decode_step_ms, 1)} ms per decode step",
         ),
         *_gain(summary.draft_gain),
+        *_earlier(summary),
         ("weights", wording.counted(summary.weight_versions, "version") + " published"),
     ]
 
@@ -315,6 +324,16 @@ def _gain(gain: EnginesGain | None) -> list[tuple[str, str]]:
         return [("drafts", f"no difference shown: {interval} times the tokens/s without (95 %)")]
     figure = f"{gain.ratio:.2f} times the tokens/s without (95 %: {interval})"
     return [("drafts", f"{figure}. {gain.advice}" if gain.advice else figure)]
+
+
+def _earlier(summary: RunSummary) -> list[tuple[str, str]]:
+    if not summary.earlier_share:
+        return []
+    first = next(iter(summary.epochs), None)
+    text = f"{wording.percent(summary.earlier_share)} of the response tokens were drafted from their responses"
+    if first is not None and len(summary.epochs) > 1:
+        text += f", {wording.percent(first.earlier_share)} in epoch {first.epoch}"
+    return [("earlier runs", text)]
 
 
 def _epoch_table(epochs: tuple[EpochSummary, ...]) -> list[str]:

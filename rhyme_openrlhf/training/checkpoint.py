@@ -106,6 +106,7 @@ class RunCheckpoints:
         }
         write_atomically(ours / STATES_FILE, pickle.dumps(states))
         content = {
+            **self._services.checkpoints.more,
             "version": STATE_VERSION,
             "step": last.step,
             "saved": time.strftime("%Y-%m-%d %H:%M:%S"),

@@ -17,7 +17,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.worker import PromptRollout
-from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
+from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key, round_key
 from rhyme_openrlhf.telemetry.events import OffPolicyness
 from rhyme_openrlhf.telemetry.samples import MEGABYTE, ROUNDS, encoded, sample_record
 from rhyme_openrlhf.telemetry.services import RunServices
@@ -148,17 +148,20 @@ def rewards_by_sample(experiences: list[Any]) -> dict[int, float]:
     }
 
 
-def by_worker(experiences: list[Any], workers: int, context: int, texts: bool = True) -> dict[int, list[PromptRollout]]:
+def by_worker(
+    experiences: list[Any], workers: int, context: int, texts: bool = True, evaluation: bool = False
+) -> dict[int, list[PromptRollout]]:
     """Return the responses in a step's experiences, by prompt and round, for the history worker that owns each prompt.
 
-    Without `texts` only their lengths: nothing will be drafted from them.
+    Without `texts` only their lengths: nothing will be drafted from them. Of an `evaluation` without rewards, which are
+    not known yet.
     """
     pieces: dict[str, list[Piece]] = defaultdict(list)
     lengths: dict[str, list[int]] = defaultdict(list)
     for experience in experiences:
-        rewards = experience.info["reward"].tolist()
+        rewards = [0.0] * len(experience.prompts) if evaluation else experience.info["reward"].tolist()
         for row, prompt in enumerate(experience.prompts):
-            key = prompt_key(prompt)
+            key = evaluation_key(prompt_key(prompt)) if evaluation else prompt_key(prompt)
             found = response_pieces(experience.sequences[row], experience.action_mask[row], rewards[row], context)
             for number, piece in enumerate(found if texts else ()):
                 pieces[round_key(key, number)].append(piece)

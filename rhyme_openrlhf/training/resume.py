@@ -141,7 +141,8 @@ def _point(directory: CheckpointDirectory, tag: Tag, settings: dict[str, Any]) -
             f"--ckpt.load_enable: checkpoint {tag.name} in {directory.path} was made with {'; '.join(different)}: "
             "give the same values, or choose another --ckpt.path to start anew"
         )
-    return ResumePoint(tag.name, state["step"], ours, tuple(ours / name for name in state["history"]))
+    files = tuple(ours / name for name in state["history"])
+    return ResumePoint(tag.name, state["step"], ours, files, state.get("drafted_from"))
 
 
 def _deleted(removed: list[str]) -> str:

@@ -30,14 +30,16 @@ from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.engine_errors import engines_left
 from rhyme_openrlhf.history.worker import last_lengths
-from rhyme_openrlhf.prompt_keys import owner, prompt_key
+from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key
 from rhyme_openrlhf.scheduling.step_plan import by_predicted_work
+from rhyme_openrlhf.settings.history import AUTO, NONE
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
-from rhyme_openrlhf.telemetry.events import RolloutStarted
+from rhyme_openrlhf.telemetry.events import Note, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.engines import leave_out
+from rhyme_openrlhf.training.experience import by_worker
 from rhyme_openrlhf.training.reproducible import in_prompt_order, random_state, set_random_state
 from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, RolloutWatch, rollout_finished
 
@@ -45,6 +47,8 @@ from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, Rollo
 REPORT_TIMEOUT_SECONDS = 120.0
 # History workers answer within milliseconds; a rollout does not wait longer to be spread a little better.
 LENGTHS_TIMEOUT_SECONDS = 2.0
+# A hundred thousand records of earlier runs are found in two seconds; after this the run begins without.
+KNOWN_TIMEOUT_SECONDS = 60.0
 # In a data loader's state (torchdata 0.11): whether its epoch's prompts are all drawn.
 LOADER_FINISHED = "_iterator_finished"
 
@@ -132,10 +136,23 @@ class RhymeSamplesGenerator(SamplesGenerator):
         watch.begin(self.step, 0)
         watch.start()
         try:
-            return super().generate_eval_samples(**generate_kwargs)
+            samples: list[Any] = super().generate_eval_samples(**generate_kwargs)
         finally:
             watch.stop()
             self._evaluating = False
+        self._keep_evaluation(samples)
+        return samples
+
+    def _keep_evaluation(self, samples: list[Any]) -> None:
+        """Send an evaluation's responses to the history workers, for the next one.
+
+        A reproducible run keeps none: its evaluations must not depend on whether one came before its last checkpoint.
+        """
+        settings, workers = self.services.settings, self.services.history_workers
+        if workers and settings.histospec.enable and not settings.run.reproducible:
+            shares = by_worker(samples, len(workers), settings.histospec.prefix_max, evaluation=True)
+            for number, rollouts in shares.items():
+                workers[number].record.remote(self.step, rollouts, evaluation=True)
 
     def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Any], float | None, int, bool]:
         """Return the samples of one training step, as upstream, with the stage's events.
@@ -178,7 +195,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self._stage.start()
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
-        announce(prompts, self.services.history_workers)
+        announce(prompts, self.services.history_workers, self._evaluating)
         lengths = self._last_lengths(prompts)
         with self._samples_at_home(prompts, lengths, **kwargs), self._by_predicted_work(lengths, **kwargs):
             return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
@@ -194,6 +211,15 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self.vllm_engines, self.services.settings, args.train.seed, args.train.agent_func_path,
             args.reward.remote_url, self.services.recorder, self.services.layouts,
         )  # fmt: skip
+
+    def tell_known(self) -> None:
+        """Record how many of the training prompts earlier runs have responses to."""
+        prompts = dict.fromkeys(self.prompts_dataloader.dataset.prompts)
+        settings, workers = self.services.settings.history, self.services.history_workers
+        if not workers or settings.earlier == NONE:
+            return
+        for sentence in known_earlier([prompt_key(prompt) for prompt in prompts], workers, settings.earlier != AUTO):
+            self.services.record(Note("info", sentence), SOURCE)
 
     @contextlib.contextmanager
     def _samples_at_home(
@@ -293,14 +319,14 @@ class RhymeSamplesGenerator(SamplesGenerator):
         return experience
 
     def _visited(self, prompt: str) -> str:
-        """Return the prompt with its visit, where seeds need it."""
-        if not self.services.settings.run.reproducible:
-            return prompt
+        """Return the prompt with its visit, where seeds need it or its history depends on it."""
         if self._evaluating:
             # Counted in this evaluation alone, for rows with the same prompt: an evaluation must not change the seeds
             # of training, nor depend on how often one was made.
             self._evaluated[prompt] += 1
             return VisitedPrompt(prompt, -1 - self.step - (self._evaluated[prompt] - 1) * MOST_STEPS)
+        if not self.services.settings.run.reproducible:
+            return prompt
         self._visits[prompt] += 1
         return VisitedPrompt(prompt, self._visits[prompt] - 1)
 
@@ -326,11 +352,39 @@ class RhymeSamplesGenerator(SamplesGenerator):
         self.services.record(rollout_finished(step, epoch, stage.seconds, samples), SOURCE)
 
 
-def announce(prompts: list[str], workers: Sequence[Any]) -> None:
+def known_earlier(keys: list[str], workers: Sequence[Any], named: bool) -> list[str]:
+    """Return one sentence for each earlier run that has responses to some of these prompts.
+
+    `named`: the user has named runs, so that nothing found is also told.
+    """
+    shares: dict[int, list[str]] = defaultdict(list)
+    for key in keys:
+        shares[owner(key, len(workers))].append(key)
+    asked = [workers[number].known_earlier.remote(share) for number, share in shares.items()]
+    try:
+        answers = ray.get(asked, timeout=KNOWN_TIMEOUT_SECONDS)
+    except ray.exceptions.RayError:
+        return ["the history workers are still reading what earlier runs have left"]
+    prompts: Counter[tuple[str, str]] = Counter()
+    rollouts: Counter[tuple[str, str]] = Counter()
+    for known in (known for answer in answers for known in answer):
+        run = known.archive, known.run
+        prompts[run] += known.prompts
+        rollouts[run] = max(rollouts[run], known.rollouts)
+    if not prompts and named:
+        return ["no prompt is known from the runs of --history.earlier"]
+    return [
+        f"{count} of {len(keys)} prompts known from run {run[1]}, "
+        + (f"epochs 1 to {rollouts[run]}" if rollouts[run] > 1 else "one epoch")
+        for run, count in prompts.most_common()
+    ]
+
+
+def announce(prompts: list[str], workers: Sequence[Any], evaluation: bool = False) -> None:
     """Tell each history worker, without waiting, which of its prompts engines will ask for."""
     keys: dict[int, list[str]] = defaultdict(list)
     for key in map(prompt_key, prompts if workers else ()):
-        keys[owner(key, len(workers))].append(key)
+        keys[owner(key, len(workers))].append(evaluation_key(key) if evaluation else key)
     for number, share in keys.items():
         workers[number].prepare.remote(share)
 

@@ -327,6 +327,7 @@ def with_record(generator: Any, services: Any, ours_class: type[Generator]) -> G
         services=services,
     )
     ours.start_home()
+    ours.tell_known()
     return ours
 
 

@@ -82,7 +82,9 @@ def test_flags_of_commands_are_in_their_help(capsys: pytest.CaptureFixture[str])
             # What follows "--" is the command of a run that is started.
             words = shlex.split(re.sub(r"<[^>]*>", "X", line).partition(" -- ")[0], comments=True)
             after = next(number for number, word in enumerate(words) if word.endswith("rhyme")) + 1
-            depth = {("runs", "views"): 3}.get(tuple(words[after : after + 2]), 2 if words[after] == "runs" else 1)
+            depth = {("runs", "views"): 3}.get(
+                tuple(words[after : after + 2]), 2 if words[after] in ("runs", "history") else 1
+            )
             command = tuple(words[after : after + depth])
             flags = {word.partition("=")[0] for word in words[after:] if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
             named.setdefault(command, set()).update(flags - {"--help"})

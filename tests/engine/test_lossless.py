@@ -77,14 +77,16 @@ def plain_answers(plain_engine: Any, tokenizer: Any) -> Callable[[str], list[lis
 
 @pytest.mark.parametrize("kind", ["empty", *KINDS])
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("earlier", [False, True], ids=["own", "earlier runs"])
 def test_greedy_output_is_the_same(
-    task: str, kind: str, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
+    task: str, kind: str, earlier: bool, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     prompts, expected = prompts_of(task, tokenizer), plain_answers(task)
-    keys = [f"{task}-{kind}-{number}" for number in range(len(prompts))]
+    keys = [f"{task}-{kind}-{earlier}-{number}" for number in range(len(prompts))]
     if kind != "empty":
         for key, prompt, response in zip(keys, prompts, expected, strict=True):
-            assert history_engine.install(key, build_index(history(kind, prompt, response, CONTEXT)), tmp_path) == ""
+            pieces = history(kind, prompt, response, CONTEXT)
+            assert history_engine.install(key, build_index(pieces, len(pieces) * earlier), tmp_path) == ""
     before = EngineCounters.from_dict(history_engine.scheduler("read_counters"))
     parameters = [greedy(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
     found = [list(out.token_ids) for out in history_engine.generate(prompts, parameters)]
@@ -93,6 +95,7 @@ def test_greedy_output_is_the_same(
         history_engine.scheduler("forget_history", key)
 
     assert found == expected
+    assert did.accepted_earlier == did.accepted * earlier
     # The test means something only if drafts were really accepted, or really refused.
     if kind == "empty":
         assert did.drafted == 0 and tokens_per_step(did) == 1.0

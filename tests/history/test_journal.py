@@ -57,7 +57,8 @@ def test_what_was_recorded_is_there_again(
     path = tmp_path_factory.mktemp("journal") / "worker-0.journal"
     first = open_journal(path)
     for batch in written:
-        first.record(batch)
+        for one in batch:
+            first.add(encode(one))
     again = open_journal(path)
     # In another order after a replay of replaced rollouts, but the same content.
     for up_to in (None, 0, 2, 4):
@@ -76,7 +77,7 @@ def test_a_torn_tail_costs_only_what_was_being_written(
     sizes, states = [path.stat().st_size], [plain(whole.shard.encoded())]
     for batch in written:
         for one in batch:
-            whole.record([one])
+            whole.add(encode(one))
             sizes.append(path.stat().st_size)
             states.append(plain(whole.shard.encoded()))
     cut = data.draw(st.integers(sizes[0], sizes[-1]) | st.sampled_from(sizes))
@@ -90,7 +91,7 @@ def test_a_torn_tail_costs_only_what_was_being_written(
     again = open_journal(path)
     assert sorted(map(repr, plain(again.shard.encoded()))) == sorted(map(repr, states[survived]))
     later = Record("later", 9, (Piece([1], [2], 0.5),), (1,))
-    again.record([later])
+    again.add(encode(later))
     assert plain([encode(later)])[0] in plain(open_journal(path).shard.encoded())
 
 
@@ -106,7 +107,7 @@ def test_a_journal_is_shortened_when_it_is_twice_what_it_holds(tmp_path: Path, m
     one = len(encode(noise(0)))
     largest = 0
     for step in range(20):
-        kept.record([noise(step)])
+        kept.add(encode(noise(step)))
         largest = max(largest, path.stat().st_size)
     # Live are the last rollout and, until the next begins, the one it replaced.
     assert 2 * one < largest < 4.5 * one
@@ -117,7 +118,7 @@ def test_a_journal_is_shortened_when_it_is_twice_what_it_holds(tmp_path: Path, m
 
 def test_another_runs_journal_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.journal"
-    open_journal(path).record([Record("p", 1, (), (3,))])
+    open_journal(path).add(encode(Record("p", 1, (), (3,))))
     started = [encode(Record("from the checkpoint", 5, (), (4,)))]
     other = JournaledShard(path, b"another run's 16", lambda: started)
     assert plain(other.shard.encoded()) == plain(started)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rhyme_openrlhf.history.worker import Urgency, WorkQueue
+from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
 
 
 def test_the_most_urgent_goes_first_and_equals_in_order() -> None:

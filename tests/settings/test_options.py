@@ -40,6 +40,8 @@ FROZEN = {
     "--history.memory_gb": 16.0,
     "--history.spill_dir": "",
     "--history.rollouts": 2,
+    "--history.earlier": "auto",
+    "--history.store": "",
     "--history.fetch_timeout_s": 10.0,
     "--weights.transport": "auto",
     "--weights.bucket_mb": 512,

@@ -68,7 +68,9 @@ def test_each_kind_of_path_is_checked() -> None:
     named = {one.flag for one in options().values() if one.path and not one.refused and one.source == "rhyme"}
     assert named == {
         "--drafting.model",
+        "--history.earlier",
         "--history.spill_dir",
+        "--history.store",
         "--emulate.profile",
         "--latency.profile",
         "--tp_switch.profile",

@@ -12,6 +12,7 @@ from rhyme_openrlhf.telemetry.event_log import EventLog, read_events
 from rhyme_openrlhf.telemetry.events import (
     DraftGain,
     EngineInterval,
+    EngineStep,
     Note,
     Recorded,
     RolloutFinished,
@@ -96,6 +97,22 @@ def test_the_last_gain_of_every_engine_and_what_to_do_about_it(
     assert said in render(found, "runs/demo")
     assert found.to_dict()["draft_gain"]["ratio"] == pytest.approx(sum(ratios) / 2)
     assert summarize(finished_run).draft_gain is None and "\n  drafts" not in render(summarize(finished_run), "d")
+
+
+def test_earlier_runs_are_told_with_what_they_gave(finished_run: list[Recorded]) -> None:
+    def more(recorded: Recorded) -> Recorded:
+        event = recorded.event
+        if isinstance(event, EngineStep):
+            epoch_1 = event.step <= 2
+            counters = replace(event.counters, response_tokens=100, accepted=80, accepted_earlier=60 if epoch_1 else 20)
+            return replace(recorded, event=replace(event, counters=counters))
+        return recorded
+
+    found = summarize(map(more, finished_run))
+    assert (found.earlier_share, [epoch.earlier_share for epoch in found.epochs]) == (0.4, [0.6, 0.2])
+    said = "\n  earlier runs 40% of the response tokens were drafted from their responses, 60% in epoch 1\n"
+    assert said in render(found, "runs/demo")
+    assert "earlier runs" not in render(summarize(finished_run), "runs/demo")
 
 
 def test_no_events_give_a_summary_of_nothing() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace as NS
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,9 +24,16 @@ if not gpu_present():
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.engine.requests import VisitedPrompt
-from rhyme_openrlhf.prompt_keys import owner, prompt_key
+from rhyme_openrlhf.history.earlier import Known
+from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key
 from rhyme_openrlhf.training import samples_generator
-from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce, routed
+from rhyme_openrlhf.training.samples_generator import (
+    LOADER_FINISHED,
+    RhymeSamplesGenerator,
+    announce,
+    known_earlier,
+    routed,
+)
 from tests.examples import examples
 from tests.training.prompt_loader import a_loader
 
@@ -152,6 +160,59 @@ def test_engines_count_anew_when_a_rollout_begins_and_not_for_an_evaluation(monk
     # A prompt in the place of a filtered one is of the same rollout.
     RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["b"], ["label"])
     assert done == ["prompts", "begin", "begin", "prompts", "prompts"]
+
+
+def test_an_evaluations_responses_are_kept_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt's goes to its worker, apart from training's; not in a reproducible run."""
+    generator = a_generator(8, 4, 4, seed=1)
+    generator.step = 5
+    sent: list[tuple[Any, ...]] = []
+    workers = [
+        NS(record=NS(remote=lambda *args, of=number, **more: sent.append((of, *args, more)))) for number in (0, 1)
+    ]
+    services = NS(record=lambda *_: None, history_workers=workers)
+    generator.services = NS(**vars(generator.services), **vars(services))
+    generator.services.settings.histospec = NS(enable=True, prefix_max=16)
+    watch = NS(begin=lambda *_: None, start=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(samples_generator, "EvaluationWatch", lambda *_: watch)
+    samples = [
+        NS(prompts=[prompt], sequences=torch.tensor([[1, 2, 3, 4]]), action_mask=torch.tensor([[0, 1, 1]]), info={})
+        for prompt in ("a", "b", "a")
+    ]
+    monkeypatch.setattr(SamplesGenerator, "generate_eval_samples", lambda *_, **__: samples)
+    generator.services.settings.run.reproducible = False
+    assert generator.generate_eval_samples() == samples
+    found = {one.prompt_key: (of, step, one, more) for of, step, rollouts, more in sent for one in rollouts}
+    assert set(found) == {evaluation_key(prompt_key(prompt)) for prompt in "ab"}
+    for key, (of, step, one, more) in found.items():
+        assert (of, step, more) == (owner(key, 2), 5, {"evaluation": True})
+        assert [list(piece.tokens) for piece in one.pieces] == [[3, 4]] * len(one.lengths)
+        assert {piece.reward for piece in one.pieces} == {0.0}
+    sent.clear()
+    generator.services.settings.run.reproducible = True
+    generator.generate_eval_samples()
+    assert sent == []
+
+
+def test_what_is_known_is_told_in_a_line_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers' shares add up, two runs of one name do not."""
+    keys = [prompt_key(str(number)) for number in range(40)]
+    asked: list[list[str]] = []
+
+    def answer(share: list[str]) -> list[Known]:
+        asked.append(share)
+        return [Known("/a", "math", len(share), 3), Known("/b", "math", 1, 1)]
+
+    monkeypatch.setattr(samples_generator.ray, "get", lambda answers, timeout: answers)
+    workers = [NS(known_earlier=NS(remote=answer))] * 2
+    assert known_earlier(keys, workers, named=False) == [
+        "40 of 40 prompts known from run math, epochs 1 to 3",
+        "2 of 40 prompts known from run math, one epoch",
+    ]
+    assert sorted(key for share in asked for key in share) == sorted(keys)
+    monkeypatch.setattr(samples_generator.ray, "get", lambda answers, timeout: [[], []])
+    assert known_earlier(keys, workers, named=False) == []
+    assert known_earlier(keys, workers, named=True) == ["no prompt is known from the runs of --history.earlier"]
 
 
 def test_a_visited_prompt_travels_as_it_is() -> None:

@@ -42,6 +42,7 @@ SOURCES: dict[str, str] = {
     "siblings": "accepted draft, from this prompt's other responses of the same step",
     "own": "accepted draft, from earlier in this response",
     "shared": "accepted draft, from responses to all prompts",
+    "earlier": "accepted draft, from earlier runs' responses to this prompt",
     "ngram": "accepted draft, vLLM's n-grams of this response and its prompt",
     "draft_model": "accepted draft, from the draft model",
     "eagle3": "accepted draft, from the EAGLE head",

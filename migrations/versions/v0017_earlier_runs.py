@@ -1,0 +1,17 @@
+"""Accepted tokens whose drafts came from responses of earlier runs. Earlier steps have none."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0017"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Upgrade the schema to version 0017."""
+    for table in ("steps", "epochs"):
+        op.add_column(table, sa.Column("accepted_earlier", sa.BigInteger(), server_default="0", nullable=False))

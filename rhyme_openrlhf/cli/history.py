@@ -1,0 +1,116 @@
+"""`rhyme history`: the responses that runs have left for later runs (history/archive.py): list them, delete the oldest.
+
+Invariants: only archives are deleted, never another file of a run. A run that reads a deleted archive goes on without
+it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhyme_openrlhf.cli.console import console, refuse
+from rhyme_openrlhf.history.archive import Archive, ArchiveError, ArchiveReader, below
+from rhyme_openrlhf.settings.options import Parser
+from rhyme_openrlhf.telemetry import wording
+
+GB, MB = 10**9, 10**6
+SECONDS_PER_DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Content:
+    """An archive with its bytes, prompts and most rollouts of one prompt."""
+
+    archive: Archive
+    size: int
+    prompts: int
+    rollouts: int
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; 2 where a directory has no archive, or something cannot be deleted."""
+    parser = Parser(prog="rhyme history", description="Responses that runs have left for later runs.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="show the archives in stores, run directories, or directories of runs")
+    pruning = commands.add_parser("prune", help="delete the oldest archives until the others fit")
+    for command in (listing, pruning):
+        command.add_argument("directories", nargs="*", type=Path, default=[Path("runs")], metavar="DIR")
+    pruning.add_argument("--keep-gb", type=_size, required=True, help="GB that may stay", metavar="GB")
+    chosen = parser.parse_args(list(argv))
+    try:
+        archives = list({one.directory: one for path in chosen.directories for one in below(path.absolute())}.values())
+    except ArchiveError as error:
+        return refuse("rhyme history", error)
+    archives.sort(key=lambda one: -one.about.started)
+    if chosen.command == "list":
+        _show([content(one) for one in archives])
+        return 0
+    return _prune(archives, chosen.keep_gb * GB)
+
+
+def _size(text: str) -> float:
+    size = float(text)
+    if not 0 <= size < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number of GB from 0 on")
+    return size
+
+
+def content(archive: Archive) -> Content:
+    """Return what is in an archive."""
+    by_prompt: dict[str, set[int]] = {}
+    for key, stored in ArchiveReader(archive).new():
+        by_prompt.setdefault(key, set()).add(stored.rollout_id)
+    return Content(archive, sum(archive.sizes.values()), len(by_prompt), max(map(len, by_prompt.values()), default=0))
+
+
+def _show(found: Sequence[Content]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for name in ("run", "prompts", "epochs", "MB", "days ago", "model", "directory"):
+        table.add_column(name)
+    now = time.time()
+    for one in found:
+        about = one.archive.about
+        cells = (
+            about.run,
+            f"{one.prompts:,}",
+            str(one.rollouts),
+            f"{one.size / MB:,.1f}",
+            f"{max(now - about.started, 0) / SECONDS_PER_DAY:.1f}",
+            about.model,
+            str(one.archive.directory),
+        )
+        table.add_row(*(Text(wording.without_controls(cell)) for cell in cells))
+    console().print(table)
+
+
+def _prune(archives: Sequence[Archive], room: float) -> int:
+    """Delete what does not fit; `archives`: the newest first."""
+    kept = deleted = 0
+    code = 0
+    for archive in archives:
+        size = sum(archive.sizes.values())
+        if kept + size <= room and not deleted:
+            kept += size
+            continue
+        try:
+            shutil.rmtree(archive.directory)
+        except OSError as error:
+            code = refuse("rhyme history", f"{archive.directory} cannot be deleted: {error.strerror}")
+            continue
+        deleted += size
+        print(f"deleted {wording.without_controls(archive.about.run)}, {size / MB:,.1f} MB: {archive.directory}")
+    print(f"{deleted / MB:,.1f} MB deleted, {kept / MB:,.1f} MB kept")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""`rhyme history`: what is listed, what is deleted, and what stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rhyme_openrlhf.cli import history
+from rhyme_openrlhf.history.archive import archives_in
+from tests.history.archives import archive, record
+
+P, Q = "a" * 32, "b" * 32
+
+
+def test_runs_of_a_directory_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive(
+        tmp_path / "one" / "history" / "archive", record(P, 1, [1]), record(Q, 1, [1]), record(P, 2, [1]), run="one"
+    )
+    archive(tmp_path / "two" / "history" / "archive", run="[bold]\x1b[2Jtwo", started=2)
+    assert history.main(["list", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    two, one = (next(line for line in shown if f"{name}/history" in line) for name in ("two", "one"))
+    assert [cell.strip() for cell in one.split("│")][1:4] == ["one", "2", "2"]
+    assert "[bold]" in two and "\x1b" not in two
+    assert shown.index(two) < shown.index(one)
+
+
+def test_the_oldest_are_deleted_until_the_rest_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(4):
+        archive(tmp_path / str(number), record(P, 1, list(range(100)) * 9), run=f"run-{number}", started=number)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("kept")
+    size = sum(archives_in(tmp_path / "0")[0].sizes.values())
+    assert history.main(["prune", str(tmp_path), "--keep-gb", f"{2.5 * size / 1e9:.12f}"]) == 0
+    assert [one.about.run for one in archives_in(tmp_path)] == ["run-3", "run-2"]
+    assert (tmp_path / "other" / "file").read_text() == "kept"
+    assert "deleted run-1" in capsys.readouterr().out
+    assert history.main(["prune", str(tmp_path), "--keep-gb", "0"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
+
+
+def test_only_the_archive_of_a_run_is_deleted(tmp_path: Path) -> None:
+    archive(tmp_path / "one" / "history" / "archive", record(P, 1, [1]))
+    (tmp_path / "one" / "events.jsonl").write_text("")
+    (tmp_path / "one" / "history" / "worker-0.journal").write_text("")
+    assert history.main(["prune", str(tmp_path / "one"), "--keep-gb", "0"]) == 0
+    left = {str(path.relative_to(tmp_path / "one")) for path in (tmp_path / "one").rglob("*") if path.is_file()}
+    assert left == {"events.jsonl", "history/worker-0.journal"}
+
+
+@pytest.mark.parametrize("size", ["-1", "nan", "inf", "much"])
+def test_an_impossible_size_deletes_nothing(tmp_path: Path, size: str) -> None:
+    archive(tmp_path / "a", record(P, 1, [1]))
+    with pytest.raises(SystemExit, match="2"):
+        history.main(["prune", str(tmp_path), "--keep-gb", size])
+    assert len(archives_in(tmp_path)) == 1
+
+
+def test_a_directory_without_responses_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert history.main(["list", str(tmp_path)]) == 2
+    assert "no run directory, checkpoint or store with responses" in capsys.readouterr().err
