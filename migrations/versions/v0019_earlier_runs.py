@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0017"
-down_revision = "0016"
+revision = "0019"
+down_revision = "0018"
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
-    """Upgrade the schema to version 0017."""
+    """Upgrade the schema to version 0019."""
     for table in ("steps", "epochs"):
         op.add_column(table, sa.Column("accepted_earlier", sa.BigInteger(), server_default="0", nullable=False))
