@@ -66,21 +66,22 @@ def wait_for_engines(engines: list[EngineHandle], services: RunServices) -> None
     limit = services.settings.limits.stage_s
     try:
         ray.get([engine.ready.remote() for engine in engines], timeout=limit)
+        proofs = ray.get([engine.proof.remote() for engine in engines], timeout=CALL_SECONDS)
     except ray.exceptions.GetTimeoutError:
         raise RuntimeError(f"waited {limit:g} s (--limits.stage_s) for {len(engines)} engines to start") from None
-    _tell_proofs(engines, services)
+    _tell(proofs, services)
     took = time.monotonic() - started
     services.record(Note("info", f"all engines are ready ({took:.0f} s after the trainer)"), SOURCE)
 
 
-def _tell_proofs(engines: list[EngineHandle], services: RunServices) -> None:
+def _tell(proofs: Sequence[Said | None], services: RunServices) -> None:
     """Say once what engines found of their drafts, and of which engines it is."""
     found: dict[Said, list[int]] = {}
-    for number, said in enumerate(ray.get([engine.proof.remote() for engine in engines], timeout=CALL_SECONDS)):
+    for number, said in enumerate(proofs):
         if said is not None:
             found.setdefault(said, []).append(number)
     for said, numbers in found.items():
-        which = "all engines" if len(numbers) == len(engines) else f"engines {', '.join(map(str, numbers))}"
+        which = "all engines" if len(numbers) == len(proofs) else f"engines {', '.join(map(str, numbers))}"
         services.record(Note("info" if said.drafts else "warning", f"{which}: {said.text}"), SOURCE)
 
 

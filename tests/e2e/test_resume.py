@@ -215,7 +215,9 @@ def test_a_run_killed_in_any_phase_has_the_same_tokens_and_weights(train: Train,
         noted.unlink()
         resumed = train(*chosen, "--ckpt.load_enable", name=f"{phase}-resumed")
         assert resumed.code == 0, resumed.output
-        again = 3 if phase != "saved" else 4
+        again = resumed.of(TrainStep)[0].step
+        # A checkpoint may be whole before the kill.
+        assert again in {"checkpoint": (3, 4), "saved": (4,)}.get(phase, (3,)), phase
         assert [event.step for event in resumed.of(TrainStep)] == list(range(again, 5)), phase
         assert responses(noted) == expected[again - 1 :], phase
         assert weights_of(saved) == weights, phase

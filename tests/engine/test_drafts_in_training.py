@@ -48,6 +48,9 @@ TOLERANCE = 1e-3
 SAMPLED_CASES, SAMPLES = 16, 24
 # Fewer where kernels are interpreted (tests/moves/test_second_runner.py).
 GREEDY_CASES = 96 if RUNNER == V1 else 24
+# Draft tokens that are refused / those accepted, at least. With steps scheduled ahead all samples share a step's room,
+# so wrong drafts are shorter.
+REFUSED = 1.0 if RUNNER == V1 else 0.2
 # Chance that a right sampler fails any of the tests of a run: each of n tests has a chance of ALARM / n.
 ALARM = 1e-6
 BINS = 20
@@ -236,7 +239,7 @@ def test_greedy_responses_are_trained_alike_with_drafts_and_without(bench: Bench
     without, idle = bench.responses(cases, 1, {}, 0)
     assert idle.drafted == 0
     found, did = bench.responses(cases, 1, bench.indexes(cases, [one for (one,) in without]), 1)
-    assert (tokens_per_step(did) or 0) > 1.5 and did.drafted > 2 * did.accepted
+    assert (tokens_per_step(did) or 0) > 1.5 and did.drafted > (1 + REFUSED) * did.accepted
 
     several = 0
     for case, (plain,), (drafted,) in zip(cases, without, found, strict=True):

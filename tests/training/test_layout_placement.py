@@ -49,6 +49,9 @@ class Engine:
     def ready(self) -> bool:
         return True
 
+    def proof(self) -> None:
+        """Nothing had to be proved."""
+
     def visible(self) -> str | None:
         """What CUDA, and so torch, would see."""
         return os.environ.get("CUDA_VISIBLE_DEVICES")
