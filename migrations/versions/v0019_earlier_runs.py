@@ -15,3 +15,6 @@ def upgrade() -> None:
     """Upgrade the schema to version 0019."""
     for table in ("steps", "epochs"):
         op.add_column(table, sa.Column("accepted_earlier", sa.BigInteger(), server_default="0", nullable=False))
+    # The share of drafts from history has changed, so the service makes the blocks of curves anew.
+    op.execute("DELETE FROM curve_blocks")
+    op.execute("UPDATE runs SET packed_steps = 0")

@@ -214,10 +214,10 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
     def tell_known(self) -> None:
         """Record how many of the training prompts earlier runs have responses to."""
-        prompts = dict.fromkeys(self.prompts_dataloader.dataset.prompts)
         settings, workers = self.services.settings.history, self.services.history_workers
         if not workers or settings.earlier == NONE:
             return
+        prompts = dict.fromkeys(self.prompts_dataloader.dataset.prompts)
         for sentence in known_earlier([prompt_key(prompt) for prompt in prompts], workers, settings.earlier != AUTO):
             self.services.record(Note("info", sentence), SOURCE)
 
