@@ -62,6 +62,7 @@ class HistorySettings(Settings):
         "cluster it must be on a file system that all nodes share. If not given: in the run directory. A run leaves at "
         "most --history.memory_gb a node; only its user can read them.",
         kind="output",
+        expert=True,
     )
     fetch_timeout_s: float = option(
         10.0,
