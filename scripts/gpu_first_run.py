@@ -235,6 +235,8 @@ def colocated(transport: str) -> Callable[[Context, Path], list[str]]:
         return [
             *RHYME, "train", *context.train(gpus), "--train.num_episodes", "2", *size,
             "--weights.transport", transport, "--run.dir", str(out), "--run.progress", "lines",
+            # The other transport's run is beside this one.
+            "--history.earlier", "none",
         ]  # fmt: skip
 
     return command

@@ -203,11 +203,12 @@ def _own_name(session: Session, name: str, token: Token) -> str:
 def _revoke_made_by(session: Session, token: Token, now: float) -> None:
     """Revoke the tokens of viewers and operators that this one made, and those that they made.
 
-    Reporters' tokens stay, because runs under way report with them, and they do nothing else.
+    Also of one that is revoked already: what it made is not. Reporters' tokens stay, because runs under way report with
+    them, and they do nothing else. A maker is older than what it made, so this ends.
     """
     makers = {token.id}
     while makers:
-        made = select(Token).where(Token.maker_id.in_(makers), Token.role != "reporter", Token.revoked_at.is_(None))
+        made = select(Token).where(Token.maker_id.in_(makers), Token.role != "reporter")
         rows = list(session.scalars(made))
         for one in rows:
             revoke_token(session, one, now)

@@ -141,7 +141,8 @@ class Database:
             self.upgrade()
         # UnicodeError: a host that no name server can be asked for.
         except (DBAPIError, OSError, UnicodeError) as error:
-            shown = self.engine.url.render_as_string(hide_password=True)
+            # Parameters may hold a password, too.
+            shown = self.engine.url.set(query={}).render_as_string(hide_password=True)
             cause = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
             raise DatabaseError(f"the database {shown} cannot be used: {cause[:MOST_LETTERS]}") from error
 

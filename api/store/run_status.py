@@ -62,9 +62,15 @@ def follow(run: Run, attempts: Sequence[Attempt]) -> None:
 
 
 def _paused_seconds(attempts: Sequence[Attempt]) -> float:
-    """Return the seconds between the ends of attempts and the starts of the next ones; an unknown end has none."""
+    """Return the seconds between the ends of attempts and the starts of the next ones; an unknown end has none.
+
+    A last attempt that ended before it started worked at no time.
+    """
     started = [attempt for attempt in attempts if attempt.started_at is not None]
-    return sum(
+    newest, unstarted = attempts[-1], 0.0
+    if started and newest.started_at is None and newest.finished_at is not None:
+        unstarted = max(0.0, newest.finished_at - (started[-1].finished_at or newest.finished_at))
+    return unstarted + sum(
         max(0.0, (following.started_at or 0.0) - attempt.finished_at)
         for attempt, following in itertools.pairwise(started)
         if attempt.finished_at is not None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhyme_openrlhf.cli.console import console, refuse
-from rhyme_openrlhf.history.archive import Archive, ArchiveError, ArchiveReader, below
+from rhyme_openrlhf.history.archive import RESPONSES, Archive, ArchiveError, ArchiveReader, below
 from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry import wording
 
@@ -51,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
     if chosen.command == "list":
         _show([content(one) for one in archives])
         return 0
-    return _prune(archives, chosen.keep_gb * GB)
+    # A checkpoint's history can be read like an archive, and is a part of the checkpoint.
+    return _prune([one for one in archives if one.pattern == RESPONSES], chosen.keep_gb * GB)
 
 
 def _size(text: str) -> float:

@@ -1,4 +1,4 @@
-"""A run's archive: all responses to its training prompts, in files that outlive the run and that other runs read.
+"""A run's archive: all responses to its prompts, in files that outlive the run and that other runs read.
 
 The directory of an archive is `<run>/history/archive`, or one of its own below `--history.store`:
 
@@ -18,7 +18,9 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
 import zlib
@@ -29,6 +31,7 @@ from typing import Any, NamedTuple
 
 from rhyme_openrlhf.history.journal import ENTRY, HEADER, MAGIC, NO_RUN, VERSION, entry, read_entries
 from rhyme_openrlhf.history.record import HEAD, MOST_RATIO, NO_ROLLOUT
+from rhyme_openrlhf.regular_files import open_regular, read_regular
 from rhyme_openrlhf.telemetry.run_directory import write_json
 
 ABOUT_FILE = "run.json"
@@ -41,6 +44,10 @@ CHECKPOINT_STATE = "state.json"
 ONLY_MINE, MINE_TO_WRITE = 0o700, 0o600
 # The run directory of a control plane's job.
 ATTEMPT = re.compile(r"attempt-\d+")
+# Bytes of what is read whole: a description, a checkpoint's state, an entry. Others are held to be damaged.
+LARGEST_ABOUT, LARGEST_STATE, LARGEST_ENTRY = 1 << 16, 1 << 28, 1 << 30
+# Directories beside a run that are looked into, the newest first.
+MOST_LOOKED_AT = 200
 # Keys of prompts have 32 bytes, and a few more for a round.
 LONGEST_KEY = 96
 
@@ -101,17 +108,19 @@ def read_archive(directory: Path) -> Archive:
     """Return the archive in a directory. Raises ArchiveError."""
     path = directory / ABOUT_FILE
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path, LARGEST_ABOUT))
     except FileNotFoundError:
         raise ArchiveError(f"{directory} has no archive of responses") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArchiveError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ArchiveError(f"{path} is no description of an archive of format {FORMAT}")
     try:
         about = About(str(found["run"]), str(found["tokenizer"]), str(found["model"]), float(found["started"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ArchiveError(f"{path} lacks what an archive says of itself: {error}") from error
+    if not math.isfinite(about.started):
+        raise ArchiveError(f"{path} has no time at which its run started")
     return Archive(directory, about)
 
 
@@ -119,8 +128,8 @@ def read_checkpoint(directory: Path) -> Archive:
     """Return the history in a checkpoint's directory (`_rhyme/<tag>`). Raises ArchiveError."""
     path = directory / CHECKPOINT_STATE
     try:
-        state = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        state = json.loads(read_regular(path, LARGEST_STATE))
+    except (OSError, ValueError, RecursionError) as error:
         raise ArchiveError(f"{directory} is no checkpoint: {error}") from error
     tokenizer = state.get("tokenizer", "") if isinstance(state, dict) else ""
     if not tokenizer or not list(directory.glob(OF_CHECKPOINT)):
@@ -138,7 +147,10 @@ class ArchiveWriter:
         directory.mkdir(mode=ONLY_MINE, parents=True, exist_ok=True)
         directory.chmod(ONLY_MINE)
         if not (directory / ABOUT_FILE).exists():
-            write_json(directory / ABOUT_FILE, {"format": FORMAT, **asdict(about)})
+            # Workers start together, and each writes the same.
+            mine = directory / f"{ABOUT_FILE}.{number}"
+            write_json(mine, {"format": FORMAT, **asdict(about)})
+            mine.replace(directory / ABOUT_FILE)
         path = directory / RESPONSES.replace("*", str(number))
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, MINE_TO_WRITE)
         self._size = HEADER.size
@@ -189,7 +201,7 @@ class ArchiveReader:
                 self._read.append(0)
         for number, path in enumerate(self._paths):
             try:
-                file = os.open(path, os.O_RDONLY)
+                file = _opened(path)
             except OSError:
                 # Deleted, which takes nothing from those that were read before but their tokens.
                 continue
@@ -234,7 +246,7 @@ class ArchiveReader:
     def read(self, stored: Stored) -> bytes | None:
         """Return an encoded record; None where it is damaged or gone."""
         try:
-            file = os.open(self._paths[stored.file], os.O_RDONLY)
+            file = _opened(self._paths[stored.file])
         except OSError:
             return None
         try:
@@ -246,8 +258,16 @@ class ArchiveReader:
         return _content(whole) if len(whole) == stored.size else None
 
 
+def _opened(path: Path) -> int:
+    """Open a regular file for reading, without waiting for a pipe's other end. Raises OSError."""
+    with open_regular(path) as file:
+        return os.dup(file.fileno())
+
+
 def _content(whole: bytes) -> bytes | None:
     """Return the encoded record in an entry; None where it is damaged."""
+    if len(whole) < ENTRY.size:
+        return None
     length, checksum = ENTRY.unpack_from(whole)
     encoded = whole[ENTRY.size :]
     return encoded if len(encoded) == length and zlib.crc32(encoded) == checksum else None
@@ -262,7 +282,7 @@ def _first_of(beginning: bytes, at: int, number: int, size: int) -> tuple[str, S
     first = ENTRY.size + HEAD.size
     if length < HEAD.size + key_bytes or at + ENTRY.size + length > size or not 0 < key_bytes <= LONGEST_KEY:
         return None
-    if tokens > MOST_RATIO * length:
+    if tokens > MOST_RATIO * length or length > LARGEST_ENTRY:
         return None
     try:
         key = beginning[first : first + key_bytes].decode("ascii")
@@ -277,9 +297,9 @@ def archives_in(path: Path) -> list[Archive]:
     Raises ArchiveError where there is none.
     """
     for directory in (path, path / FOLDER):
-        if (directory / ABOUT_FILE).exists():
+        if os.path.exists(directory / ABOUT_FILE):
             return [read_archive(directory)]
-    if (path / CHECKPOINT_STATE).exists():
+    if os.path.exists(path / CHECKPOINT_STATE):
         return [read_checkpoint(path)]
     found = in_store(path)
     if not found:
@@ -290,11 +310,7 @@ def archives_in(path: Path) -> list[Archive]:
 def in_store(path: Path) -> list[Archive]:
     """Return the archives below a store, the newest first; those that cannot be read are left out."""
     found = []
-    try:
-        directories = [Path(one.path) for one in os.scandir(path) if one.is_dir()]
-    except OSError:
-        return []
-    for directory in directories:
+    for _, directory in _directories(path):
         try:
             found.append(read_archive(directory))
         except ArchiveError:
@@ -318,6 +334,21 @@ def below(path: Path) -> list[Archive]:
         return sorted(found, key=lambda one: (-one.about.started, str(one.directory)))
 
 
+def _directories(path: Path) -> list[tuple[float, Path]]:
+    """Return the directories in a directory, each with the time of its last change; none where they cannot be seen."""
+    found: list[tuple[float, Path]] = []
+    try:
+        entries = list(os.scandir(path))
+    except OSError:
+        return []
+    for one in entries:
+        # A link may lead nowhere, and a directory may go meanwhile.
+        with contextlib.suppress(OSError):
+            if one.is_dir():
+                found.append((one.stat().st_mtime, Path(one.path)))
+    return found
+
+
 def beside(run_directory: Path, tokenizer: str, most: int) -> list[Archive]:
     """Return the newest archives of runs in the same directory as this one, of one tokenizer; at most `most`.
 
@@ -326,16 +357,9 @@ def beside(run_directory: Path, tokenizer: str, most: int) -> list[Archive]:
     places = [run_directory.parent]
     if ATTEMPT.fullmatch(run_directory.name):
         places = [one for one in run_directory.parent.parent.glob("*") if one.is_dir()]
-    candidates: list[tuple[float, Path]] = []
-    for place in places:
-        try:
-            for one in os.scandir(place):
-                if one.is_dir() and Path(one.path) != run_directory:
-                    candidates.append((one.stat().st_mtime, Path(one.path)))
-        except OSError:
-            continue
+    candidates = [one for place in places for one in _directories(place) if one[1] != run_directory]
     found: list[Archive] = []
-    for _, path in sorted(candidates, reverse=True):
+    for _, path in sorted(candidates, reverse=True)[:MOST_LOOKED_AT]:
         if len(found) == most:
             break
         try:

@@ -21,7 +21,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,8 @@ LEAST_RIGHT = 1 / 12
 # The estimate for a run before it is judged, and the tokens that the estimate counts as. Beyond MOST_JUDGED half are
 # forgotten, because the policy changes.
 LIKELY_RIGHT, PRIOR_TOKENS, MOST_JUDGED = 0.25, 100.0, 4000.0
+# Responses of a record that are read: far more than samples of a prompt.
+MOST_PIECES = 4096
 FIELDS = len(Stored._fields)
 # Of memory, for a record and for a prompt of a run.
 RECORD_BYTES, KEY_BYTES = 8 * FIELDS, 250
@@ -208,7 +210,8 @@ class EarlierRuns:
             if encoded is None:
                 continue
             try:
-                yield from (piece for piece in read_pieces(encoded) if self._possible(piece))
+                pieces = islice(read_pieces(encoded), MOST_PIECES)
+                yield from (piece for piece in pieces if self._possible(piece))
             except (ValueError, struct.error) as error:
                 # The checksum fits, so it was written like this.
                 self._runs[number].reader.refused = f"an archive of earlier runs has an impossible record: {error}"
@@ -226,14 +229,19 @@ class EarlierRuns:
             encoded = [self._runs[number].reader.read(stored) for stored in first]
             try:
                 found = [length for one in encoded if one is not None for length in read_head(one).lengths]
-            except ValueError:
+            except (ValueError, OverflowError):
                 continue
             if found and min(found) >= 0:
                 return tuple(found)
         return ()
 
     def judge(self, key: str, visit: int, said: Sequence[Piece]) -> None:
-        """Judge each earlier run by this run's own responses (`said`) to a prompt's `visit`-th appearance."""
+        """Judge each earlier run by this run's own responses (`said`) to a prompt's `visit`-th appearance.
+
+        A reproducible run drafts from the same runs to its end: a resumed one would not know what was judged.
+        """
+        if self._sources.limits:
+            return
         for number, run in enumerate(self._runs):
             if key not in run.records or run.reader.refused:
                 continue

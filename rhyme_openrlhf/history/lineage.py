@@ -99,7 +99,7 @@ def lineage(
     archive = run_directory / FOLDER
     store = Path(settings.store).absolute() if settings.store else None
     if store is not None:
-        archive = store / f"{about.run}-{secrets.token_hex(NAME_BYTES)}"
+        archive = store / f"{Path(about.run).name or 'run'}-{secrets.token_hex(NAME_BYTES)}"
     archives, stores = list(readable.named), [store] if store is not None and settings.earlier != NONE else []
     if settings.earlier == AUTO and not reproducible:
         archives += beside(run_directory, about.tokenizer, AUTO_RUNS)

@@ -262,7 +262,8 @@ class PlainHistoryWorker:
     def _choose(self, key: str) -> Choice:
         """Return what a prompt drafts from of earlier runs."""
         # Where memory is short, this run's own responses come first.
-        if self._store.overflows and self._shard.has_drafts(key):
+        fixed = self._place.lineage is not None and bool(self._place.lineage.fixed)
+        if self._store.overflows and not fixed and self._shard.has_drafts(key):
             return ()
         return self._earlier.choose(key, self._visit(key))
 

@@ -8,7 +8,7 @@ Invariants:
 - A copy is a beginning of its log. The run's end copies the rest (`launch.py`), also of engines of several ranks, whose
   processes belong to other jobs of Ray.
 - Only logs of the run's own job are copied, because on a shared cluster there are others.
-- A disk that takes no more costs the copies alone.
+- Copying leaves ROOM on the disk, takes AT_ONCE of a log at each look, and is waited for at most CLOSE_SECONDS.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ import shutil
 import threading
 from pathlib import Path
 
-# Seconds between two looks at the logs.
-LOOK_SECONDS = 3.0
+# Seconds between two looks at the logs, and for the end of one.
+LOOK_SECONDS, CLOSE_SECONDS = 3.0, 10.0
+# Bytes of a log at each look, and those that stay free for events and checkpoints.
+AT_ONCE, ROOM = 16 * 2**20, 2**30
+# A log's first line is read so far.
+FIRST_LINE = 1000
 # The job in names of workers that Ray 2.55 has started before their job.
 NO_JOB = "ffffffff"
 
@@ -43,7 +47,7 @@ class LiveLogs:
     def close(self) -> None:
         """End the thread after what it copies now."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(CLOSE_SECONDS)
 
     def copy(self) -> None:
         """Copy what is new in all logs of the job."""
@@ -53,8 +57,8 @@ class LiveLogs:
             return
         for name in names:
             try:
-                if self._job_named(name) == self._job:
-                    copy_rest(self._source / name, self._target / name)
+                if self._job_named(name) == self._job and shutil.disk_usage(self._target).free > ROOM:
+                    copy_rest(self._source / name, self._target / name, AT_ONCE)
             except OSError:  # a full disk, or a log that Ray has removed; the next look tries again
                 continue
 
@@ -69,14 +73,17 @@ class LiveLogs:
             self.copy()
 
 
-def copy_rest(log: Path, copy: Path) -> None:
-    """Append to `copy` what `log` has beyond it. Raises OSError."""
+def copy_rest(log: Path, copy: Path, most: int | None = None) -> None:
+    """Append to `copy` what `log` has beyond it, at most `most` bytes (None: all). Raises OSError."""
     with log.open("rb") as source, copy.open("ab") as target:
         if target.tell() > os.fstat(source.fileno()).st_size:
             # The log was begun anew.
             target.truncate(0)
         source.seek(os.fstat(target.fileno()).st_size)
-        shutil.copyfileobj(source, target)
+        if most is None:
+            shutil.copyfileobj(source, target)
+        else:
+            target.write(source.read(most))
 
 
 def job_of(log: Path) -> str:
@@ -85,8 +92,11 @@ def job_of(log: Path) -> str:
     Ray 2.55 starts some workers before their job, and names these logs so. Its first line then says which job it was.
     """
     with log.open(errors="replace") as file:
-        first = file.readline().strip()
-    job = log.name.split("-")[2]
-    if first and job == NO_JOB:
-        return first.removeprefix(":job_id:")
-    return job if first else ""
+        first = file.readline(FIRST_LINE)
+    parts = log.name.split("-")
+    if not first or len(parts) < 4:
+        return ""
+    if parts[2] != NO_JOB:
+        return parts[2]
+    # A line without its end is still being written.
+    return first.strip().removeprefix(":job_id:") if first.endswith("\n") else ""

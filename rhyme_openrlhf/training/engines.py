@@ -66,10 +66,9 @@ def wait_for_engines(engines: list[EngineHandle], services: RunServices) -> None
     limit = services.settings.limits.stage_s
     try:
         ray.get([engine.ready.remote() for engine in engines], timeout=limit)
-        proofs = ray.get([engine.proof.remote() for engine in engines], timeout=CALL_SECONDS)
     except ray.exceptions.GetTimeoutError:
         raise RuntimeError(f"waited {limit:g} s (--limits.stage_s) for {len(engines)} engines to start") from None
-    _tell(proofs, services)
+    _tell(ray.get([engine.proof.remote() for engine in engines], timeout=CALL_SECONDS), services)
     took = time.monotonic() - started
     services.record(Note("info", f"all engines are ready ({took:.0f} s after the trainer)"), SOURCE)
 

@@ -60,3 +60,15 @@ def test_an_impossible_size_deletes_nothing(tmp_path: Path, size: str) -> None:
 def test_a_directory_without_responses_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert history.main(["list", str(tmp_path)]) == 2
     assert "no run directory, checkpoint or store with responses" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_listed_and_never_deleted(tmp_path: Path) -> None:
+    """Its history can be read like an archive, but it is what a run goes on from."""
+    checkpoint = tmp_path / "_rhyme" / "global_step2"
+    archive(checkpoint, record(P, 1, [1]))
+    (checkpoint / "worker-0.responses").rename(checkpoint / "history-0-of-1")
+    (checkpoint / "run.json").unlink()
+    (checkpoint / "state.json").write_text('{"tokenizer": "the tokenizer"}')
+    assert history.main(["list", str(checkpoint)]) == 0
+    assert history.main(["prune", str(checkpoint), "--keep-gb", "0"]) == 0
+    assert sorted(path.name for path in checkpoint.iterdir()) == ["history-0-of-1", "state.json"]

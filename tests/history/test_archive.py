@@ -199,3 +199,32 @@ def test_a_records_tokens_come_back(tmp_path: Path) -> None:
     found = decode(reader.read(stored) or b"")
     assert (key, stored.rollout_id, stored.tokens) == ("a" * 32, 3, 8)
     assert [list(piece.tokens) for piece in found.pieces] == [[1, 2, 3], [4]]
+
+
+def test_pipes_loops_and_odd_descriptions_beside_a_run_are_passed_over(tmp_path: Path) -> None:
+    """Another user of the directory must not make a run wait, or fail."""
+    good = archive(tmp_path / "good" / module.FOLDER, record("a" * 32, 1, [1]))
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    odd = {"deep": "[" * 100_000, "late": '{"format": 1, "run": "r", "tokenizer": "t", "model": "", "started": 1e999}'}
+    for name, text in odd.items():
+        (tmp_path / name / module.FOLDER).mkdir(parents=True)
+        (tmp_path / name / module.FOLDER / "run.json").write_text(text)
+    (tmp_path / "pipe" / module.FOLDER).mkdir(parents=True)
+    os.mkfifo(tmp_path / "pipe" / module.FOLDER / "run.json")
+    assert [one.directory for one in beside(tmp_path / "mine", good.about.tokenizer, 9)] == [good.directory]
+    os.mkfifo(good.directory / "worker-1.responses")
+    assert len(read_all(ArchiveReader(good))) == 1
+
+
+def test_workers_that_start_together_describe_one_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sees no description, and writes its own in one piece."""
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda self: self.name != module.ABOUT_FILE and exists(self))
+    writers = [ArchiveWriter(tmp_path, about(), number, LIMIT) for number in range(3)]
+    for writer in writers:
+        writer.close()
+    assert module.read_archive(tmp_path).about == about()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run.json",
+        *(f"worker-{n}.responses" for n in range(3)),
+    ]

@@ -59,10 +59,10 @@ def test_a_disk_that_takes_no_more_costs_the_copies_alone(
         (source / name).write_text(name)
     copy_rest = live_logs.copy_rest
 
-    def full(log: Path, copy: Path) -> None:
+    def full(log: Path, copy: Path, most: int) -> None:
         if "worker-a" in log.name:
             raise OSError("No space left on device")
-        copy_rest(log, copy)
+        copy_rest(log, copy, most)
 
     monkeypatch.setattr(live_logs, "copy_rest", full)
     LiveLogs(source, target, "01").copy()
@@ -83,3 +83,22 @@ def test_it_copies_until_it_is_closed(folders: tuple[Path, Path], monkeypatch: p
     (source / "worker-a-01-1.out").write_text("one\ntwo\n")
     time.sleep(0.05)
     assert contents(target) == {"worker-a-01-1.out": "one\n"}
+
+
+def test_a_copy_leaves_room_on_the_disk_and_takes_a_piece_at_a_time(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = folders
+    monkeypatch.setattr(live_logs, "AT_ONCE", 3)
+    (source / "worker-a-01-1.out").write_text("abcdef\n")
+    (source / "worker-odd.out").write_text("of no job\n")
+    logs = LiveLogs(source, target, "01")
+    logs.copy()
+    assert contents(target) == {"worker-a-01-1.out": "abc"}
+    monkeypatch.setattr(live_logs, "ROOM", 2**80)
+    logs.copy()
+    assert contents(target) == {"worker-a-01-1.out": "abc"}
+    monkeypatch.setattr(live_logs, "ROOM", 0)
+    logs.copy()
+    logs.copy()
+    assert contents(target) == {"worker-a-01-1.out": "abcdef\n"}

@@ -7,7 +7,8 @@ from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.http.fields import RunUid
-from rhyme_openrlhf.api.launch.right_size import advise
+from rhyme_openrlhf.api.http.problems import ProblemError
+from rhyme_openrlhf.api.launch.right_size import RightSizeView, advise
 from rhyme_openrlhf.api.read.log_files import newest_directory
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
@@ -28,8 +29,12 @@ def scheduling_page(uid: RunUid, page: PageDep, launching: LaunchingDep, right_s
         directory, config = newest_directory(session, run, roots) if right_size else None, run.config
     advice = None
     if right_size:
-        with page.service.limits.simulations.one():
-            advice = advise(directory, config, roots)
+        try:
+            with page.service.limits.simulations.one():
+                advice = advise(directory, config, roots)
+        except ProblemError as busy:
+            # What was recorded needs no simulation.
+            advice = RightSizeView.lacking(busy.detail)
     return page.render("scheduling.html", uid=uid, cause_words=CAUSE_WORDS, advice=advice, **context)
 
 

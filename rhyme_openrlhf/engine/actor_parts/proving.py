@@ -35,6 +35,7 @@ from rhyme_openrlhf.engine import requests
 from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
 from rhyme_openrlhf.engine.calls import SchedulerDrafting, WorkerCalls
 from rhyme_openrlhf.engine.messages import Answer, Proof, Said
+from rhyme_openrlhf.engine_errors import EngineCoreError, first_line
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.platform import gpu_present, nvidia
 from rhyme_openrlhf.proof import kept
@@ -86,26 +87,36 @@ class Proving(Part):
     async def has_started(self) -> None:
         """Prove the drafts, unless an engine of this kind has done so on this machine."""
         if self._at_start and is_wanted(self.engine.rhyme):
-            self._said = await self._settled(await self.subject())
+            self._said = await self._settled()
 
     async def subject(self) -> kept.Subject:
         """Return what a proof of this engine is of."""
         config, workers = self.engine.llm.vllm_config, self.engine.workers
+        model = config.model_config
         scheduling = "asynchronous" if config.scheduler_config.async_scheduling else "synchronous"
         return kept.Subject(
             gpu=(await workers(WorkerCalls.rhyme_hardware))[0],
             driver=nvidia.read().version,
             versions={name: version for name, version in versions().items() if name in PACKAGES},
-            architecture=str(config.model_config.architectures[0]),
-            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            architecture=str(model.architectures[0]),
+            dtype=", ".join(
+                str(one).removeprefix("torch.")
+                for one in (
+                    config.model_config.dtype,
+                    config.model_config.quantization,
+                    config.cache_config.cache_dtype,
+                )
+                if one not in (None, "auto")
+            ),
             ranks=config.parallel_config.tensor_parallel_size,
             runner=f"{'V2' if config.use_v2_model_runner else 'V1'}, {scheduling}",
             graphs=str(getattr(config.compilation_config.cudagraph_mode, "name", "NONE")),
             attention=(await workers(WorkerCalls.rhyme_attention))[0],
         )
 
-    async def _settled(self, subject: kept.Subject) -> Said:
+    async def _settled(self) -> Said:
         """Return the engine's sentence, and leave drafts out if they are not proved."""
+        subject = await self.subject()
         what = f"model runner {subject.runner}"
         if when := kept.date(subject):
             return Said(True, f"drafts run on {what}, which proved here on {when[:10]} that they change nothing")
@@ -116,6 +127,10 @@ class Proving(Part):
                 found = await self._proof()
         except TimeoutError:
             problem = f"their proof took longer than {LIMIT_S:g} s"
+        except EngineCoreError:
+            raise
+        except (RuntimeError, ValueError, LookupError, OSError) as error:
+            problem = f"their proof failed: {first_line(error)}"
         else:
             problem = found.problem
         if problem:
@@ -269,14 +284,16 @@ class Proving(Part):
         """
         chance = 1.0
         await self._install({SAMPLED: draft_of([context.first, token], context.prompt, self._context)})
-        for _ in range(TRIES):
-            found = await self._seconds(context, SAMPLED)
-            values = sorted(expected | found)
-            p_value = alike([expected[one] for one in values], [found[one] for one in values]).p_value
-            chance = 1.0 if p_value is None else p_value
-            if chance >= P_VALUE_FLOOR:
-                break
-        await self._forget([SAMPLED])
+        try:
+            for _ in range(TRIES):
+                found = await self._seconds(context, SAMPLED)
+                values = sorted(expected | found)
+                p_value = alike([expected[one] for one in values], [found[one] for one in values]).p_value
+                chance = 1.0 if p_value is None else p_value
+                if chance >= P_VALUE_FLOOR:
+                    break
+        finally:
+            await self._forget([SAMPLED])
         return chance
 
     async def _seconds(self, context: Context, name: str) -> Counter[int]:

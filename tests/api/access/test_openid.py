@@ -458,13 +458,20 @@ def test_a_person_who_is_no_operator_any_more_loses_what_an_operator_has(
 
     operator, viewer, reporter = (made_by(browser, role) for role in ("operator", "viewer", "reporter"))
     further = made_by(operator, "viewer")
+    # Of a link that is revoked already, too.
+    gone = made_by(browser, "operator")
+    behind = made_by(gone, "viewer")
+    newest = max(
+        api.operator.get("/api/v1/tokens").json()["items"], key=lambda one: (one["role"] == "operator", one["id"])
+    )
+    assert api.operator.delete(f"/api/v1/tokens/{newest['id']}").status_code == 204
     another = made_by(api.operator, "viewer")
     provider.claims["groups"] = groups
     again = sign_in(new_browser(api), provider)
     assert again.status_code == (403 if groups == ["sales"] else 200)
     # Sessions end with the last role; what the person made as an operator ends with that role.
     assert browser.get("/api/v1/session").status_code == (401 if groups == ["sales"] else 200)
-    assert [one.get("/api/v1/runs").status_code for one in (operator, viewer, further)] == [401, 401, 401]
+    assert [one.get("/api/v1/runs").status_code for one in (operator, viewer, further, gone, behind)] == [401] * 5
     assert another.get("/api/v1/runs").status_code == 200
     announced = {"run": "a" * 16, "name": "a", "run_directory": "/", "config": {}}
     assert reporter.put(f"/api/v1/ingest/attempts/{16 * 'b'}", json=announced).status_code == 200

@@ -109,6 +109,19 @@ def test_a_proof_that_is_not_done_in_time_is_none(actor: Actor, monkeypatch: pyt
     actor.call(actor.raw.scheduler(SchedulerDrafting.switch_drafts, True))
 
 
+def test_a_proof_that_breaks_costs_the_drafts_and_not_the_run(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    part: Any = actor.raw.parts[ProofCalls]
+
+    async def full(histories: Any) -> None:
+        raise RuntimeError("draft index of 9 bytes could not be written to /dev/shm: No space left on device")
+
+    monkeypatch.setattr(part, "_install", full)
+    said = started(actor)
+    assert not said.drafts and "because their proof failed: draft index of 9 bytes could not" in said.text
+    assert not kept.date(actor.call(part.subject()))
+    actor.call(actor.raw.scheduler(SchedulerDrafting.switch_drafts, True))
+
+
 def test_a_proof_of_another_driver_is_named(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     part: Any = actor.raw.parts[ProofCalls]
     subject = actor.call(part.subject())
