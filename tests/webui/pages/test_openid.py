@@ -19,7 +19,7 @@ from tests.webui.conftest import Dashboard, make_tokens, serving
 @pytest.fixture
 def provider() -> Iterator[OpenIdProvider]:
     with running_provider() as running:
-        running.claims = {"sub": "1", "email": "ann@example.org", "groups": ["rl"]}
+        running.claims = {"sub": "1", "email": "ann@example.org", "email_verified": True, "groups": ["rl"]}
         yield running
 
 
