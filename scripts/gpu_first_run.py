@@ -177,7 +177,8 @@ def speed_words(figures: Figures) -> str:
 
 def moves(context: Context, out: Path) -> list[str]:
     """Return the command that moves samples between two engines on one GPU, by each carrier."""
-    size = ("--repeats", "1") if context.tiny else ("--repeats", "4")
+    # The first two of each condition are warm-up.
+    size = ("--repeats", "3" if context.tiny else "4")
     return [sys.executable, str(ROOT / "benchmarks/move.py"), "cost", *size, "--out", str(out)]
 
 
