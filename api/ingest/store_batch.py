@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +172,18 @@ def _locked(session: Session, attempt_uid: str) -> tuple[Run, list[Attempt], Att
     raise UnknownAttemptError(f"attempt {attempt_uid} was deleted just now")
 
 
+@contextmanager
+def _sums_that_fit() -> Iterator[None]:
+    """Raise FormError where a sum is too large. Each number fits into its column (`validation.py`)."""
+    try:
+        yield
+    except (DataError, OverflowError) as error:
+        raise FormError(
+            "the sums of the events' numbers are too large", "body.events", "must have sums of 64 bits"
+        ) from error
+
+
+@_sums_that_fit()
 def _add(
     session: Session,
     run: Run,
@@ -181,24 +194,6 @@ def _add(
     given_up: Mapping[str, int],
 ) -> tuple[list[Arrived], dict[str, int]]:
     """Write the new raw events and their derived rows; return them, and each source's next sequence number."""
-    try:
-        return _write(session, run, attempts, attempt, sources, arrived, given_up)
-    except (DataError, OverflowError) as error:
-        # Each number fits into its column (`validation.py`); sums over engines and steps may not.
-        raise FormError(
-            "the sums of the events' numbers are too large", "body.events", "must have sums of 64 bits"
-        ) from error
-
-
-def _write(
-    session: Session,
-    run: Run,
-    attempts: Sequence[Attempt],
-    attempt: Attempt,
-    sources: Mapping[str, Any],
-    arrived: Sequence[Arrived],
-    given_up: Mapping[str, int],
-) -> tuple[list[Arrived], dict[str, int]]:
     connection = session.connection()
     following = defaultdict(int, {source: row.next_sequence for source, row in sources.items()})
     gaps = defaultdict(int, {source: row.gaps for source, row in sources.items()})

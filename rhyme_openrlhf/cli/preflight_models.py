@@ -41,11 +41,6 @@ def check_model(flag: str, path: str | None) -> Any:
         raise PreflightError(f"{flag}: {path} cannot be loaded as a model ({reason})") from error
 
 
-def architecture_of(config: Any) -> str:
-    """Return the architecture that a model's configuration names; "" for none."""
-    return next(iter(getattr(config, "architectures", None) or ()), "")
-
-
 def check_tensor_parallel(args: SimpleNamespace, config: Any) -> None:
     size = args.vllm.tensor_parallel_size
     text = config.get_text_config()

@@ -216,6 +216,12 @@ class Answer:
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
 
+    @classmethod
+    def of(cls, completion: Any) -> Answer:
+        """Return vLLM's completion as an answer; its log-probabilities were asked for."""
+        tokens = tuple(completion.token_ids)
+        return cls(tokens, tuple(at[token].logprob for token, at in zip(tokens, completion.logprobs, strict=True)))
+
 
 @dataclass(frozen=True)
 class Proof:

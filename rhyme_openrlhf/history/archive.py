@@ -148,9 +148,7 @@ class ArchiveWriter:
         directory.chmod(ONLY_MINE)
         if not (directory / ABOUT_FILE).exists():
             # Workers start together, and each writes the same.
-            mine = directory / f"{ABOUT_FILE}.{number}"
-            write_json(mine, {"format": FORMAT, **asdict(about)})
-            mine.replace(directory / ABOUT_FILE)
+            write_json(directory / ABOUT_FILE, {"format": FORMAT, **asdict(about)})
         path = directory / RESPONSES.replace("*", str(number))
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, MINE_TO_WRITE)
         self._size = HEADER.size
@@ -201,16 +199,15 @@ class ArchiveReader:
                 self._read.append(0)
         for number, path in enumerate(self._paths):
             try:
-                file = _opened(path)
+                file = open_regular(path)
             except OSError:
                 # Deleted, which takes nothing from those that were read before but their tokens.
                 continue
-            try:
-                yield from self._new_in(number, path, file)
-            except OSError as error:
-                self.refused = f"{path} cannot be read: {error.strerror}"
-            finally:
-                os.close(file)
+            with file:
+                try:
+                    yield from self._new_in(number, path, file.fileno())
+                except OSError as error:
+                    self.refused = f"{path} cannot be read: {error.strerror}"
 
     def _new_in(self, number: int, path: Path, file: int) -> Iterator[tuple[str, Stored]]:
         size = os.fstat(file).st_size
@@ -246,22 +243,11 @@ class ArchiveReader:
     def read(self, stored: Stored) -> bytes | None:
         """Return an encoded record; None where it is damaged or gone."""
         try:
-            file = _opened(self._paths[stored.file])
+            with open_regular(self._paths[stored.file]) as file:
+                whole = os.pread(file.fileno(), stored.size, stored.offset)
         except OSError:
             return None
-        try:
-            whole = os.pread(file, stored.size, stored.offset)
-        except OSError:
-            return None
-        finally:
-            os.close(file)
         return _content(whole) if len(whole) == stored.size else None
-
-
-def _opened(path: Path) -> int:
-    """Open a regular file for reading, without waiting for a pipe's other end. Raises OSError."""
-    with open_regular(path) as file:
-        return os.dup(file.fileno())
 
 
 def _content(whole: bytes) -> bytes | None:

@@ -137,9 +137,14 @@ class EarlierRuns:
         return sum(KEY_BYTES * len(run.records) for run in self._runs) + RECORD_BYTES * self._count
 
     @property
+    def fixed(self) -> bool:
+        """Return whether the run drafts from the same responses to its end, as a reproducible one does."""
+        return bool(self._sources.limits)
+
+    @property
     def waits_for_more(self) -> bool:
         """Return whether other runs may still add to what is drafted from."""
-        return bool(self._sources.stores) or (bool(self._runs) and not self._sources.limits)
+        return bool(self._sources.stores) or (bool(self._runs) and not self.fixed)
 
     def refresh(self) -> None:
         """Note what was added to the archives since the last call."""
@@ -238,9 +243,9 @@ class EarlierRuns:
     def judge(self, key: str, visit: int, said: Sequence[Piece]) -> None:
         """Judge each earlier run by this run's own responses (`said`) to a prompt's `visit`-th appearance.
 
-        A reproducible run drafts from the same runs to its end: a resumed one would not know what was judged.
+        Not in a reproducible run: a resumed one would not know what was judged.
         """
-        if self._sources.limits:
+        if self.fixed:
             return
         for number, run in enumerate(self._runs):
             if key not in run.records or run.reader.refused:

@@ -44,7 +44,7 @@ class Lineage:
     about: About
     sources: Sources
     fixed: Fixed = field(default_factory=dict)
-    """What a reproducible run drafts from; empty for another."""
+    """Names and sizes of all that a reproducible run drafts from; empty in another run."""
 
 
 @dataclass(frozen=True)

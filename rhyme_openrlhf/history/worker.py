@@ -262,8 +262,7 @@ class PlainHistoryWorker:
     def _choose(self, key: str) -> Choice:
         """Return what a prompt drafts from of earlier runs."""
         # Where memory is short, this run's own responses come first.
-        fixed = self._place.lineage is not None and bool(self._place.lineage.fixed)
-        if self._store.overflows and not fixed and self._shard.has_drafts(key):
+        if self._store.overflows and not self._earlier.fixed and self._shard.has_drafts(key):
             return ()
         return self._earlier.choose(key, self._visit(key))
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rhyme_openrlhf.telemetry.run_directory import write_json
 from rhyme_openrlhf.user_cache import user_cache
 
 # Bytes of a digest that tell the kinds of engines of one machine apart.
@@ -42,29 +42,29 @@ class Subject:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 
-def folder(environment: Mapping[str, str] = os.environ) -> Path:
+def folder() -> Path:
     """Return where they are; the folder need not exist."""
-    return user_cache(environment) / "proofs"
+    return user_cache() / "proofs"
 
 
-def path(subject: Subject, environment: Mapping[str, str] = os.environ) -> Path:
+def path(subject: Subject) -> Path:
     """Return the file of a subject's proof."""
     digest = hashlib.blake2b(subject.text().encode(), digest_size=DIGEST_BYTES).hexdigest()
-    return folder(environment) / f"{digest}.json"
+    return folder() / f"{digest}.json"
 
 
-def date(subject: Subject, environment: Mapping[str, str] = os.environ) -> str:
+def date(subject: Subject) -> str:
     """Return when the subject proved its drafts (ISO); "" if it did not."""
-    row = _row(path(subject, environment))
+    row = _row(path(subject))
     same = row.get("subject") == json.loads(subject.text())
     return str(row.get("date", "")) if same else ""
 
 
-def nearest(subject: Subject, environment: Mapping[str, str] = os.environ) -> str:
+def nearest(subject: Subject) -> str:
     """Return what is other in the most alike of the proofs kept ("driver 580.1, now 590.2"); "" without any."""
     mine = json.loads(subject.text())
     differences = []
-    for file in sorted(folder(environment).glob("*.json")):
+    for file in sorted(folder().glob("*.json")):
         theirs = _row(file).get("subject")
         if isinstance(theirs, dict) and theirs.keys() == mine.keys():
             names = [name for name in mine if theirs[name] != mine[name]]
@@ -80,9 +80,7 @@ def write(subject: Subject, when: str) -> Path:
     """Keep a proof; returns its file. Raises OSError."""
     file = path(subject)
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps({"subject": json.loads(subject.text()), "date": when}, indent=2) + "\n")
-    partial.rename(file)
+    write_json(file, {"subject": dataclasses.asdict(subject), "date": when})
     return file
 
 

@@ -53,11 +53,14 @@ class LiveLogs:
         """Copy what is new in all logs of the job."""
         try:
             names = sorted(name for name in os.listdir(self._source) if name.startswith("worker-"))
+            room = shutil.disk_usage(self._target).free > ROOM
         except OSError:  # Ray's session is gone
+            return
+        if not room:
             return
         for name in names:
             try:
-                if self._job_named(name) == self._job and shutil.disk_usage(self._target).free > ROOM:
+                if self._job_named(name) == self._job:
                     copy_rest(self._source / name, self._target / name, AT_ONCE)
             except OSError:  # a full disk, or a log that Ray has removed; the next look tries again
                 continue

@@ -121,8 +121,11 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `path` in one piece, as strict JSON: a reader sees the old content or the new. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Write `path` in one piece, as strict JSON: a reader sees the old content or the new. Raises OSError.
+
+    Several processes may write it at once; the last one's content stays.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(json.dumps(strict(content), indent=2, default=str, allow_nan=False) + "\n")
         partial.replace(path)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rhyme_openrlhf.telemetry.run_directory import write_json
 from rhyme_openrlhf.user_cache import user_cache
 from rhyme_openrlhf.verify.outcome import Outcome
 
@@ -92,6 +93,4 @@ def write(file: Path, entries: Sequence[Entry]) -> None:
     """Write the file in one piece. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"device": e.device, "versions": dict(e.versions), "proofs": dict(e.proofs)} for e in entries]
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps({"verified": rows}, indent=2) + "\n")
-    partial.rename(file)
+    write_json(file, {"verified": rows})

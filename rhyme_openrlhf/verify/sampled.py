@@ -17,6 +17,7 @@ import numpy as np
 from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.proof.chi_square import P_VALUE_FLOOR, ChiSquare, chi_square
+from rhyme_openrlhf.proof.context import Context, most_telling
 from rhyme_openrlhf.proof.histories import draft_of
 from rhyme_openrlhf.verify.bench import Bench, Prompt, installed, need_text_prompts
 from rhyme_openrlhf.verify.engines import EnginePair
@@ -36,16 +37,6 @@ LEAST_DRAFTED = 0.99
 
 
 @dataclass(frozen=True)
-class Context:
-    """A text after which the model most likely says `first`, and then is uncertain."""
-
-    prompt: tuple[int, ...]
-    first: int
-    first_probability: float
-    second_probability: float
-
-
-@dataclass(frozen=True)
 class Trial:
     """One test: `drafted` of the `counted` samples that began with the context's first token had a draft."""
 
@@ -62,20 +53,10 @@ def choose_context(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> Cont
 
     Raises CheckSkipped when no answer has two tokens.
     """
-    best: Context | None = None
-    for prompt, answer in zip(prompts, answers, strict=True):
-        chances = [float(np.exp(log_prob)) for log_prob in answer.log_probs]
-        for at in range(len(chances) - 1):
-            found = Context((*prompt.tokens, *answer.tokens[:at]), answer.tokens[at], chances[at], chances[at + 1])
-            if best is None or _tells(found) > _tells(best):
-                best = found
-    if best is None:
+    found = most_telling((prompt.tokens, answer) for prompt, answer in zip(prompts, answers, strict=True))
+    if found is None:
         raise CheckSkipped("the model answers every prompt with a single token: nothing can be drafted")
-    return best
-
-
-def _tells(context: Context) -> float:
-    return context.first_probability * (1 - context.second_probability)
+    return found
 
 
 def judge(trials: Sequence[Trial]) -> tuple[Result, str]:

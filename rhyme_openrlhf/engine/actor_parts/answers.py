@@ -50,9 +50,7 @@ class Answers(Part):
         # gather() runs each coroutine in a task with its own copy of the context.
         current_sample.set(SampleIdentity(request.history, 0, 0) if request.history else None)
         parameters = checked(request.max_tokens, request.temperature, request.top_p)
-        output = (await self.engine.generate(list(request.prompt), parameters)).outputs[0]
-        log_probs = (at[token].logprob for token, at in zip(output.token_ids, output.logprobs, strict=True))
-        return Answer(tuple(output.token_ids), tuple(log_probs))
+        return Answer.of((await self.engine.generate(list(request.prompt), parameters)).outputs[0])
 
     async def next_token_log_probs(self, prompt: list[int]) -> np.ndarray:
         """Return the model's log-probability of each token of the vocabulary (float64[vocabulary]) after `prompt`."""

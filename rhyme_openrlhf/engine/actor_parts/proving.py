@@ -101,11 +101,7 @@ class Proving(Part):
             architecture=str(model.architectures[0]),
             dtype=", ".join(
                 str(one).removeprefix("torch.")
-                for one in (
-                    config.model_config.dtype,
-                    config.model_config.quantization,
-                    config.cache_config.cache_dtype,
-                )
+                for one in (model.dtype, model.quantization, config.cache_config.cache_dtype)
                 if one not in (None, "auto")
             ),
             ranks=config.parallel_config.tensor_parallel_size,
@@ -235,8 +231,7 @@ class Proving(Part):
         parameters.extra_args = {requests.PROMPT_KEY: name} if name else None
         asked = requests.prompt_of(prompt, self.engine.weight_version)
         (found,) = (await requests.generate(self.engine.llm, asked, parameters, random_uuid())).outputs
-        log_probs = (at[token].logprob for token, at in zip(found.token_ids, found.logprobs, strict=True))
-        return Answer(tuple(found.token_ids), tuple(log_probs))
+        return Answer.of(found)
 
     async def _twice(self, prompts: Sequence[Prompt], names: Sequence[str] = ()) -> list[tuple[Answer, Answer]]:
         """Return sampled responses, and each with its text computed in one pass."""

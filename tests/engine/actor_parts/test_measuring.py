@@ -87,7 +87,7 @@ def test_samples_decode_until_the_last_ones_context_is_computed(
 def test_blocks_of_the_longest_context_are_carried_out_and_in(
     there: int, carried: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as there are; vLLM's null block, number 0, is no sample's."""
+    """No more blocks than there are, without vLLM's null block (number 0)."""
     engine = Measured(there)
     monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: engine.now))
     measured = Measuring(engine)  # type: ignore[arg-type]
