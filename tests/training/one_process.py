@@ -59,13 +59,17 @@ def one_rank() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def responses(label: str, visit: int) -> list[dict[str, Any]]:
-    """Return a prompt group's samples, in tokens of the embedded model, as an engine gives them."""
+# The last token of the embedded model's vocabulary that a response may have.
+LAST_TOKEN = 120
+
+
+def responses(label: str, visit: int, last_token: int = LAST_TOKEN) -> list[dict[str, Any]]:
+    """Return a prompt group's samples, in tokens up to `last_token`, as an engine gives them."""
     chance = random.Random(f"{label} {visit}")
-    prompt = [chance.randint(5, 120) for _ in range(chance.randint(2, 5))]
+    prompt = [chance.randint(5, last_token) for _ in range(chance.randint(2, 5))]
     found = []
     for _ in range(SAMPLES):
-        response = [chance.randint(5, 120) for _ in range(chance.randint(1, 9))]
+        response = [chance.randint(5, last_token) for _ in range(chance.randint(1, 9))]
         score = chance.random()
         log_probs = [0.0] * len(prompt) + [-4 * chance.random() for _ in response]
         found.append(
@@ -139,8 +143,8 @@ class _Handle:
         return NS(remote=remote)
 
 
-def make_model(kind: Callable[..., Any], args: Any, services: Any, *more: Any) -> Model:
-    """Return a model of this actor class, with the embedded weights."""
+def make_model(kind: Callable[..., Any], args: Any, services: Any, *more: Any, weights: Path = embedded.MODEL) -> Model:
+    """Return a model of this actor class, with these weights."""
     strategy: Any = cpu_strategy(args)
     strategy.services = services
     strategy.print = lambda *_: None
@@ -160,5 +164,5 @@ def make_model(kind: Callable[..., Any], args: Any, services: Any, *more: Any) -
             model.waiting = []
 
     strategy.backward, strategy.optimizer_step = noted_backward, noted_step
-    model.actor.init_model_from_pretrained(strategy, str(embedded.MODEL), 100, *more)
+    model.actor.init_model_from_pretrained(strategy, str(weights), 100, *more)
     return model
