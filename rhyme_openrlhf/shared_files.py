@@ -29,7 +29,7 @@ def _mark(pid: int) -> str:
 
 
 class OwnedFiles:
-    """This process's files of a kind in a folder; what dead processes left of the kind is removed first."""
+    """Files of one kind in one folder that this process owns. Making it removes those of dead processes."""
 
     def __init__(self, kind: str, folder: Path = SHARED_MEMORY) -> None:
         remove_stale(kind, folder)

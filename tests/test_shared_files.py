@@ -1,4 +1,4 @@
-"""Files in shared memory: those of a dead process go, those of a living one stay, in whichever container it lives."""
+"""Files in shared memory: those of a dead process go, those of a living one stay, also in another container."""
 
 from __future__ import annotations
 
