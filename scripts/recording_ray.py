@@ -5,14 +5,13 @@ For scripts and tests that count which service has started which attempt, with w
 
 from __future__ import annotations
 
-import io
 import json
 import threading
-import zipfile
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
+
+from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 
 VERSION = {"version": "4", "ray_version": "2.55.0", "ray_commit": "none", "session_name": "session"}
 # Room for every run that a test starts.
@@ -68,14 +67,11 @@ class RecordingRay:
             return 404, {}
         job = json.loads(content)
         uid = job["submission_id"]
-        package = self._packages[job["runtime_env"]["working_dir"].rpartition("/")[2]]
-        with zipfile.ZipFile(io.BytesIO(package)) as folder:
-            spec = json.loads(folder.read("spec.json"))
         with self._lock:
             self.asked[uid] += 1
             if uid in self.tokens:
                 return 500, f"Job with submission_id {uid} already exists."
-            self.tokens[uid] = Path(spec["token_file"]).read_text()
+            self.tokens[uid] = job["runtime_env"]["env_vars"][TOKEN_VARIABLE]
         return 200, {"job_id": uid, "submission_id": uid}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

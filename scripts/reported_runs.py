@@ -81,7 +81,11 @@ class Service:
             *python("rhyme_openrlhf.cli.main", clock), "serve", f"--serve.port={port}",
             f"--serve.data_dir={folder}", f"--serve.database={database}", f"--serve.roots={roots or folder}",
             "--serve.requests_per_second=100000", "--serve.request_burst=100000", "--launch.max_runs=1000",
-            *([f"--ray-address={ray}"] if ray else ["--no-local"]),
+            *(
+                [f"--ray-address={ray}", f"--launch.control_url={self.url}", f"--launch.dir={folder}"]
+                if ray
+                else ["--no-local"]
+            ),
         ]  # fmt: skip
         self.start()
         self.wait()

@@ -31,7 +31,7 @@ from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.models import Attempt, Experiment, Run, RunTag
 from rhyme_openrlhf.api.store.parameters import keep_parameters
 from rhyme_openrlhf.api.store.status import ACTIVE, PERHAPS_ACTIVE
-from rhyme_openrlhf.settings.control import new_uid
+from rhyme_openrlhf.settings.control import check_address, new_uid
 from rhyme_openrlhf.settings.options import Settings, option
 
 RUNS, CHECKPOINTS = "runs", "checkpoints"
@@ -47,7 +47,7 @@ class LaunchSettings(Settings):
     dir: str = option(
         "",
         "Directory for run directories and checkpoints, on a file system that the service and all nodes of the cluster "
-        "share. If not given: the data directory.",
+        "share; required with --ray-address. If not given: the data directory.",
         kind="output",
     )
     max_runs: int = option(2, "Most runs that are active at once; others wait in the queue.", low=1, high=1000)
@@ -62,9 +62,14 @@ class LaunchSettings(Settings):
     )
     control_url: str = option(
         "",
-        "Address at which the runs' nodes reach this service. If not given: the address that it listens on.",
+        "Address at which the runs' nodes reach this service, as http://HOST:PORT; required with --ray-address. If not "
+        "given: the address that it listens on.",
         kind="url",
     )
+
+    def check(self) -> None:
+        if self.control_url:
+            check_address(self.flag("control_url"), self.control_url)
 
 
 class LaunchConflict(Exception):
@@ -100,7 +105,7 @@ class Launching:
         """Directory of their run directories."""
         return self.directory / RUNS
 
-    def launch_file(self, run: Run, attempt: Attempt, token_file: Path) -> LaunchFile:
+    def launch_file(self, run: Run, attempt: Attempt) -> LaunchFile:
         """Return the file that is sent with the attempt's job."""
         assert run.spec is not None and attempt.checkpoint_path is not None and attempt.run_directory is not None
         given = "path" in run.spec["arguments"].get("ckpt", {})
@@ -117,7 +122,6 @@ class Launching:
             roots=[*map(str, self.roots), str(place.parent)],
             run_directory=attempt.run_directory,
             control_url=self.control_url,
-            token_file=str(token_file),
         )
 
     def checkpoint_path(self, run_uid: str) -> Path:

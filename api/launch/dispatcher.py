@@ -15,8 +15,9 @@ No attempt is started twice, even if a service freezes at any point. The transac
 binds it to one cluster, and Ray accepts an id once. A service on another cluster does not know the job; it neither
 starts nor ends the attempt, which becomes lost if nothing responds.
 
-A service that takes over needs no file of the earlier holder. The job and its reporter keep theirs, and the token is
-valid until the attempt has ended. The earlier holder's token file remains and is useless afterwards.
+A service that takes over needs no file of the earlier holder. The job has its reporter's token in its environment. Each
+try to start an attempt has a token of its own, because nothing tells which try Ray has taken. All of them are valid
+until the attempt has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.launch.actions import Launching
-from rhyme_openrlhf.api.launch.job_file import remove_files, write_launch_file, write_token
+from rhyme_openrlhf.api.launch.job_file import remove_file, write_launch_file
 from rhyme_openrlhf.api.launch.lease import BEAT_SECONDS, Lease, LeaseLost, not_dispatching
 from rhyme_openrlhf.api.launch.queueing import Job, Queued, Waits, Watch, choose, decide, used_by_others
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, SubmitRefused
@@ -296,24 +297,20 @@ class Dispatcher:
         self._changed(row.run_id)
         started = dataclasses.replace(row, status="starting")
         try:
-            token_file = write_token(self._launching.data, row.uid, secret)
-            content = self._launching.launch_file(run, attempt, token_file)
+            content = self._launching.launch_file(run, attempt)
             content.argv()  # files or links may have changed since the spec was checked
             self._lease.confirm(self._term)
-            self._launcher.submit(row.uid, write_launch_file(self._launching.data, content))
+            self._launcher.submit(row.uid, write_launch_file(self._launching.data, content), secret)
         except (SubmitRefused, ValueError, OSError) as error:
             self._set(started, "failed", f"it could not be started: {error}")
 
     def _new_token(self, session: Session, run: Run, attempt: Attempt) -> str:
-        """Issue the reporter's token for this run, and revoke the token of an earlier try."""
-        now = time.time()
+        """Issue a reporter's token for this run."""
         name = TOKEN_NAME.format(uid=attempt.uid)
-        for earlier in session.scalars(select(Token).where(Token.name == name, Token.run_id == run.id)):
-            credentials.revoke_token(session, earlier, now)
-        return credentials.issue_token(session, name, "reporter", now, run.id).secret
+        return credentials.issue_token(session, name, "reporter", time.time(), run.id).secret
 
     def _tidy(self) -> None:
-        """Revoke tokens, delete files and Ray's jobs of attempts that ended long enough ago."""
+        """Revoke tokens, delete the files and Ray's jobs of attempts that ended long enough ago."""
         open_tokens = select(Token.name).where(Token.role == "reporter", Token.revoked_at.is_(None))
         with self._database.reading() as session:
             # Only a few: attempts that are active or have ended within the hour.
@@ -329,7 +326,7 @@ class Dispatcher:
                 for token in session.scalars(select(Token).where(Token.name == TOKEN_NAME.format(uid=uid))):
                     credentials.revoke_token(session, token, time.time())
             self._revoked()
-            remove_files(self._launching.data, uid)
+            remove_file(self._launching.data, uid)
             if self._launcher is not None:
                 self._launcher.delete(uid)
 

@@ -1,19 +1,18 @@
 """The file for a job: one JSON file in a folder that Ray uploads as the job's working directory.
 
-    <data>/launch/<attempt uid>/spec.json     the file, without secrets
-    <data>/tokens/<attempt uid>               the reporter's token, readable for its owner only
+    <data>/launch/<attempt uid>/spec.json
 
 Invariants:
 
 - The job's command line is constant except for the attempt's uid, so no value reaches a shell.
 - The file is checked again where it is read, and all its paths are absolute.
-- The token exists only in its own file.
+- The file has no secret. The reporter's token goes with the job's environment (`ray_jobs.py`), because the cluster may
+  see no file of the service.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -29,11 +28,11 @@ ENTRYPOINT = "python -m rhyme_openrlhf.cli.run_spec {attempt}"
 
 
 class LaunchFile(BaseModel):
-    """An attempt that is ready to start. `token_file` is "" if the run does not report."""
+    """An attempt that is ready to start. `control_url` is "" if the run does not report."""
 
     model_config = ConfigDict(extra="forbid")
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     run_uid: str = Field(pattern=UID_PATTERN)
     attempt_uid: str = Field(pattern=UID_PATTERN)
     name: str = Field(pattern=NAME_PATTERN)
@@ -42,7 +41,6 @@ class LaunchFile(BaseModel):
     roots: list[str]
     run_directory: str
     control_url: str
-    token_file: str
 
     def argv(self) -> list[str]:
         """Return the options of `rhyme train`. Raises SpecError if the arguments are not allowed."""
@@ -54,7 +52,6 @@ class LaunchFile(BaseModel):
         if self.control_url:
             argv += [
                 f"--control.url={self.control_url}",
-                f"--control.token_file={self.token_file}",
                 f"--control.run_uid={self.run_uid}",
                 f"--control.attempt_uid={self.attempt_uid}",
             ]
@@ -86,24 +83,8 @@ def write_launch_file(data: Path, content: LaunchFile) -> Path:
     return folder
 
 
-def token_path(data: Path, attempt_uid: str) -> Path:
-    """Return the path of the token of an attempt's reporter."""
-    return data / "tokens" / attempt_uid
-
-
-def write_token(data: Path, attempt_uid: str, secret: str) -> Path:
-    """Write the token for the reporter, readable for this user only from its first byte on."""
-    path = token_path(data, attempt_uid)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secret)
-    return path
-
-
-def remove_files(data: Path, attempt_uid: str) -> None:
-    """Delete the files that an ended attempt no longer needs, above all the token."""
-    token_path(data, attempt_uid).unlink(missing_ok=True)
+def remove_file(data: Path, attempt_uid: str) -> None:
+    """Delete the file of an ended attempt."""
     folder = data / "launch" / attempt_uid
     (folder / FILE).unlink(missing_ok=True)
     if folder.is_dir():

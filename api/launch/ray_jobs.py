@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from rhyme_openrlhf.api.launch.cluster_state import ClusterState, cluster_state
 from rhyme_openrlhf.api.launch.job_file import ENTRYPOINT
 from rhyme_openrlhf.api.launch.queueing import Job, JobState
+from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 
 # Ray's dashboard responds in milliseconds; a busy head node takes seconds.
 CALL_SECONDS = 10.0
@@ -54,8 +55,11 @@ class SubmitRefused(Exception):
 class Launcher(Protocol):
     """The dispatcher's interface to a cluster. Everything but `address` may raise ClusterUnreachable."""
 
-    def submit(self, attempt_uid: str, folder: Path) -> None:
-        """Start the attempt whose file is in `folder`, unless it was started before. Raises SubmitRefused."""
+    def submit(self, attempt_uid: str, folder: Path, token: str) -> None:
+        """Start the attempt whose file is in `folder`, unless it was started before. Raises SubmitRefused.
+
+        `token` is its reporter's.
+        """
 
     def job(self, attempt_uid: str) -> Job:
         """Return Ray's report on the job."""
@@ -89,8 +93,8 @@ class RayLauncher:
         self._entrypoint = entrypoint
         self._client: Any = None
 
-    def submit(self, attempt_uid: str, folder: Path) -> None:
-        """Start the attempt (see Launcher)."""
+    def submit(self, attempt_uid: str, folder: Path, token: str) -> None:
+        """Start the attempt (see Launcher). Ray shows the token to its users, who can run anything as its user."""
         with self._answering() as client:
             try:
                 client.submit_job(
@@ -98,7 +102,10 @@ class RayLauncher:
                     submission_id=attempt_uid,
                     runtime_env={
                         "working_dir": str(folder),
-                        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_SECONDS)},
+                        "env_vars": {
+                            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_SECONDS),
+                            TOKEN_VARIABLE: token,
+                        },
                     },
                 )
             except RuntimeError as error:  # raised by Ray's client for every status but 200

@@ -113,7 +113,8 @@ def read_options(argv: Sequence[str]) -> Options:
         "--ray-address",
         default="",
         metavar="URL",
-        help="Dashboard of a Ray cluster to start runs on, as http://HOST:8265; nothing is started or pretended there.",
+        help="Dashboard of a Ray cluster to start runs on, as http://HOST:8265; nothing is started or pretended there. "
+        "Needs --launch.control_url and --launch.dir.",
     )
     parser.add_argument(
         "--ray-token-file", default="", metavar="FILE", help="File with the token of that cluster, if it wants one."
@@ -148,13 +149,16 @@ def read_options(argv: Sequence[str]) -> Options:
     def of(group: str) -> dict[str, object]:
         return {name.removeprefix(f"{group}."): value for name, value in given.items() if name.startswith(f"{group}.")}
 
+    launch = from_mapping(LaunchSettings, of("launch"))
+    if given["ray_address"]:
+        _check_cluster(given["ray_address"], launch)
     openid = from_mapping(OpenIdSettings, of("openid"))
     if openid.issuer:
         # Before Ray is started: a secret that cannot be read is bad input.
         openid.client_secret()
     return Options(
         serve=from_mapping(ServeSettings, of("serve")),
-        launch=from_mapping(LaunchSettings, of("launch")),
+        launch=launch,
         openid=openid,
         local=given["local"] is True or (given["local"] is None and not given["ray_address"] and not given["demo"]),
         ray_address=given["ray_address"],
@@ -162,6 +166,24 @@ def read_options(argv: Sequence[str]) -> Options:
         demo=given["demo"],
         new_link=given["new_link"],
     )
+
+
+def _check_cluster(ray_address: str, launch: LaunchSettings) -> None:
+    """Raise ServeError unless runs on another machine can reach this service and a directory of both."""
+    from rhyme_openrlhf.api.settings import is_loopback
+
+    if not (launch.control_url and launch.dir):
+        raise ServeError(
+            "--ray-address starts runs on other machines: give --launch.control_url, the address at which they reach "
+            "this service, and --launch.dir, a directory that they and this service share"
+        )
+    if is_loopback(urlsplit(launch.control_url).hostname or "") and not is_loopback(
+        urlsplit(ray_address).hostname or ""
+    ):
+        raise ServeError(
+            f"--launch.control_url {launch.control_url} is each machine's own address, and the runs are on "
+            f"{ray_address}: give the address at which they reach this service"
+        )
 
 
 def _print_new_link(settings: ServeSettings) -> None:
@@ -357,19 +379,11 @@ def _leave(cluster: LocalCluster, under_way: int | None) -> None:
 
 
 def _control_url(options: Options, port: int) -> str:
-    """Return the address that the runs report to."""
+    """Return the address that the runs report to: without the option, runs are on this machine alone."""
     if options.launch.control_url:
         return options.launch.control_url
-    host = options.serve.host
-    if host in ("0.0.0.0", "::"):  # this machine by any of its addresses; the runs here by the nearest
-        return f"{'https' if options.serve.tls else 'http'}://127.0.0.1:{port}"
-    if options.ray_address and not options.serve.insecure_public and not options.serve.tls:
-        print(
-            f"rhyme serve: runs report to {options.serve.base_url(port)}: on other machines that is not this one, so "
-            "give --launch.control_url if the cluster is not here",
-            file=sys.stderr,
-        )
-    return options.serve.base_url(port)
+    nearest = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.serve.host, options.serve.host)
+    return dataclasses.replace(options.serve, host=nearest).base_url(port)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import torch
 
-from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
+from rhyme_openrlhf.shared_files import SHARED_MEMORY, OwnedFiles
 
 PREFIX = "rhyme-move"
 # Before a handover: how long it is, 0 for as long as there is none.
@@ -150,20 +150,17 @@ class KvBufferStore:
     """Makes and removes the buffers of one process."""
 
     def __init__(self, folder: Path = SHARED_MEMORY) -> None:
-        self._folder = folder
-        self._name = owned_prefix(PREFIX)
-        remove_stale(PREFIX, folder)
+        self._files = OwnedFiles(PREFIX, folder)
 
     def make(self, layout: KvLayout, rows: int) -> KvBuffer:
         """Return a new buffer for `rows` blocks; it takes up memory only as it is written. Raises OSError."""
-        buffer = KvBuffer(str(self._folder / f"{self._name}{uuid.uuid4().hex}"), rows, layout)
-        with open(buffer.path, "xb") as file:
-            file.truncate(buffer.file_bytes)
+        buffer = KvBuffer(self._files.make(uuid.uuid4().hex), rows, layout)
+        os.truncate(buffer.path, buffer.file_bytes)
         return buffer
 
     def remove(self, buffer: KvBuffer) -> None:
         """Remove a buffer; who has it open may go on reading. Safe to do twice."""
-        Path(buffer.path).unlink(missing_ok=True)
+        self._files.remove(buffer.path)
 
 
 def read_rows(buffer: KvBuffer, first: int, end: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.engine_errors import first_line
+from rhyme_openrlhf.job_variables import job_variables
 from rhyme_openrlhf.platform import require_no_gpu
 
 # Enough for the sequences and experience of small runs; weights of the embedded model are 4 MB, of SmolLM2 270 MB.
@@ -39,13 +40,12 @@ class LocalRayError(RuntimeError):
 def start_local_ray(pretended_gpus: int, cpus: int, variables: dict[str, str], log_to_driver: bool) -> Any:
     """Start Ray on this machine with `pretended_gpus` scheduling slots named GPU; returns Ray's context.
 
-    With RAY_ADDRESS set it connects to that cluster (of pretended GPUs) instead of starting one. `variables` are set
-    in every worker process, beside CPU_ENVIRONMENT (where this process's own values win). Raises LocalRayError.
+    With RAY_ADDRESS set it connects to that cluster (of pretended GPUs) instead of starting one. `variables` and
+    CPU_ENVIRONMENT are set in every worker process; this process's own values win. Raises LocalRayError.
     """
     require_no_gpu("a Ray cluster with pretended GPUs")
-    chosen = {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
     runtime_env = {
-        "env_vars": variables | chosen,
+        "env_vars": job_variables(variables | CPU_ENVIRONMENT, os.environ),
         "worker_process_setup_hook": "rhyme_openrlhf.platform.shims.install",
     }
     if os.environ.get("RAY_ADDRESS"):

@@ -33,6 +33,7 @@ from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.history.archive import About
 from rhyme_openrlhf.history.lineage import Ancestors, Lineage, lineage
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
+from rhyme_openrlhf.job_variables import job_variables
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.run.ending import Ending, LossyFile, Outcome, Reserve, outcome_of, say, tell
 from rhyme_openrlhf.run.live_logs import LiveLogs, job_of
@@ -56,6 +57,8 @@ from rhyme_openrlhf.training.failure import Interrupted, unmasked_interruptions
 from rhyme_openrlhf.training.resume import prepare
 
 SOURCE = "driver"
+# Upstream's own three (openrlhf/cli/train_ppo_ray.py).
+VARIABLES = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 # The descriptor.
 STDERR = 2
 # In the run's logs, to Ray's own while the run goes on.
@@ -284,13 +287,8 @@ def _plain(node: Any) -> Any:
 def _start_ray(job: _Job) -> Path:
     """Connect to Ray, or start it; returns its session directory on this machine."""
     settings = job.settings
-    variables = {
-        # Upstream's own three, with the user's values if set (openrlhf/cli/train_ppo_ray.py).
-        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
-        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
-        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
-    }
     if job.on_gpus:
+        variables = job_variables(VARIABLES, os.environ)
         context = ray.init(runtime_env={"env_vars": variables}, log_to_driver=settings.run.worker_logs)
     else:
         from rhyme_openrlhf.platform.local_ray import LocalRayError, start_local_ray
@@ -298,7 +296,7 @@ def _start_ray(job: _Job) -> Path:
         gpus = required_gpus(job.args)
         cpus = gpus + SPARE_CPUS + int(settings.history.workers * settings.history.cpus_per_worker + 1)
         try:
-            context = start_local_ray(gpus, cpus, variables, settings.run.worker_logs)
+            context = start_local_ray(gpus, cpus, VARIABLES, settings.run.worker_logs)
         except LocalRayError as error:
             raise LaunchError(str(error)) from error
     return Path(context.address_info["session_dir"])

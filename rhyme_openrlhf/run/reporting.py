@@ -28,6 +28,7 @@ import ray
 import ray._private.internal_api
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rhyme_openrlhf.job_variables import withdraw
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.run.reaper import spare
 from rhyme_openrlhf.run.supervisor import read_actors
@@ -47,11 +48,11 @@ class Reporting:
     """The reporter of one run, kept running until `close`. Without --control.url there is none."""
 
     def __init__(self, run: RunDirectory, settings: ControlSettings, reaper: subprocess.Popen[bytes]) -> None:
-        """Start it. The token leaves this process's environment here, before anything of the run inherits it."""
+        """Start it. The token leaves the driver's environment here, before anything of the run inherits it."""
         self._run = run
         self._settings = settings
         self._reaper = reaper
-        self._token = os.environ.pop(TOKEN_VARIABLE, "")
+        self._token = withdraw(TOKEN_VARIABLE, os.environ)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

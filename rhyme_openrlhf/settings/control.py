@@ -38,6 +38,23 @@ WEBHOOK_LIMITS: Mapping[str, WebhookLimit] = {
 }
 
 
+def check_address(flag: str, url: str) -> None:
+    """Raise SettingsError unless `url` is the address of a control plane."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        usable = False
+    if not usable:
+        raise SettingsError(f"{flag} must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
+    if parts.username is not None or parts.query or parts.fragment:
+        # It is shown in the run record, so nothing secret may be in it; and its value is not repeated here.
+        raise SettingsError(
+            f"{flag} must hold no user, password, query or fragment: give the token by --control.token_file or "
+            "RHYME_CONTROL_TOKEN"
+        )
+
+
 def new_uid() -> str:
     """Return a new public id."""
     return secrets.token_hex(UID_DIGITS // 2)
@@ -84,26 +101,11 @@ class ControlSettings(Settings):
 
     def check(self) -> None:
         if self.url:
-            self._check_url()
+            check_address(self.flag("url"), self.url)
         for name in ("run_uid", "attempt_uid"):
             uid = getattr(self, name)
             if uid and not _UID.fullmatch(uid):
                 raise SettingsError(f"{self.flag(name)} must be {UID_DIGITS} hexadecimal digits (0-9a-f), got {uid!r}")
-
-    def _check_url(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port that is no number
-            usable = False
-        if not usable:
-            raise SettingsError(f"--control.url must be http://HOST:PORT or https://HOST:PORT, got {self.url!r}")
-        if parts.username is not None or parts.query or parts.fragment:
-            # It is shown in the run record, so nothing secret may be in it; and its value is not repeated here.
-            raise SettingsError(
-                "--control.url must hold no user, password, query or fragment: give the token by "
-                "--control.token_file or RHYME_CONTROL_TOKEN"
-            )
 
     def with_uids(self) -> ControlSettings:
         """Return these settings with random ids where none were given, unique without asking a server."""

@@ -29,10 +29,11 @@ LONGEST_NAME = 200
 # Parts of a run directory's config.json that have options by group and name; `command` is a list of words.
 _COMMAND, _BY_NAME = "command", ("arguments", "settings")
 
-_KINDS: dict[str, TextKind | None] = dict(UPSTREAM_KINDS) | {
+# The kind of each option that takes a text, by flag; ours and OpenRLHF's.
+KINDS: dict[str, TextKind | None] = dict(UPSTREAM_KINDS) | {
     cls.flag(field.name): field.metadata[OPTION].kind for cls in SETTINGS_CLASSES for field in dataclasses.fields(cls)
 }
-SECRET_FLAGS = frozenset(flag for flag, kind in _KINDS.items() if kind == "secret")
+SECRET_FLAGS = frozenset(flag for flag, kind in KINDS.items() if kind == "secret")
 
 _SECRET_WORDS = r"(?:api_?key|key|token|secret|password|passwd|passphrase|credentials?)"
 _SECRET_NAME = re.compile(rf"(?:^|[._-]){_SECRET_WORDS}$", re.IGNORECASE)
@@ -111,7 +112,7 @@ def _redacted(value: Any, name: str, depth: int) -> Any:
     if depth > DEEPEST:
         return HIDDEN
     if isinstance(value, str):
-        return HIDDEN if value and _is_secret(name[-LONGEST_NAME:]) else redact_text(value)
+        return HIDDEN if value and is_secret(name[-LONGEST_NAME:]) else redact_text(value)
     if isinstance(value, Mapping):
         begin = f"{name}." if name else ""
         return {key: _redacted(item, f"{begin}{key}", depth + 1) for key, item in value.items()}
@@ -121,13 +122,13 @@ def _redacted(value: Any, name: str, depth: int) -> Any:
 
 
 def _is_secret_flag(flag: str) -> bool:
-    is_abbreviation = flag not in _KINDS and flag != "--" and any(secret.startswith(flag) for secret in SECRET_FLAGS)
-    return is_abbreviation or _is_secret(flag.removeprefix("--")[-LONGEST_NAME:])
+    is_abbreviation = flag not in KINDS and flag != "--" and any(secret.startswith(flag) for secret in SECRET_FLAGS)
+    return is_abbreviation or is_secret(flag.removeprefix("--")[-LONGEST_NAME:])
 
 
 # A page asks for the same few hundred names again and again.
 @lru_cache(maxsize=4096)
-def _is_secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
     """Return whether the option `name` is a secret: it says so, or this version does not know it and its name does."""
     flag = f"--{name}"
-    return flag in SECRET_FLAGS or (flag not in _KINDS and _SECRET_NAME.search(name) is not None)
+    return flag in SECRET_FLAGS or (flag not in KINDS and _SECRET_NAME.search(name) is not None)

@@ -23,7 +23,7 @@ import numpy as np
 import ray
 
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
-from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
+from rhyme_openrlhf.shared_files import SHARED_MEMORY, OwnedFiles
 from rhyme_openrlhf.weights.buckets import Segment, Span, WeightVersion, lay_out
 from rhyme_openrlhf.weights.segment_file import SegmentFile
 
@@ -40,27 +40,26 @@ class SegmentStore:
     """Makes files for weight versions in one folder and keeps the newest KEPT."""
 
     def __init__(self, folder: Path = SHARED_MEMORY) -> None:
-        remove_stale(PREFIX, folder)
         self._folder = folder
+        self._files = OwnedFiles(PREFIX, folder)
         self._segments: dict[int, Segment] = {}
 
     def begin(self, weights: WeightVersion) -> Segment:
         """Make room for a version, of which nothing is there yet. Raises WeightSpaceError when there is too little."""
         entries, _ = lay_out(weights.buckets)
-        path = str(self._folder / f"{owned_prefix(PREFIX)}{weights.version}")
-        segment = Segment(weights.version, path, weights.nbytes, entries)
+        segment = Segment(weights.version, self._files.path(str(weights.version)), weights.nbytes, entries)
         used = self._segments.pop(weights.version, None)
         if used is None and len(self._segments) == KEPT:
             used = self._segments.pop(min(self._segments))
         if used is not None and (used.nbytes, len(used.entries)) != (segment.nbytes, len(segment.entries)):
-            Path(used.path).unlink(missing_ok=True)
+            self._files.remove(used.path)
             used = None
         if used is None:
             self._allocate(segment)
         else:
             with closing(_open(used)) as file:
                 file.clear()
-            os.rename(used.path, path)
+            self._files.rename(used.path, str(weights.version))
         self._segments[weights.version] = segment
         return segment
 
@@ -79,19 +78,19 @@ class SegmentStore:
     def _allocate(self, segment: Segment) -> None:
         """Make a segment's file, under its name only when it has all its memory."""
         self._check_room(segment.file_bytes)
-        partial = Path(f"{segment.path}.partial")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        partial = self._files.make(f"{segment.version}.partial")
+        descriptor = os.open(partial, os.O_RDWR)
         try:
             # Beyond what there is, a write to a mapping ends the process; this says so before.
             os.posix_fallocate(descriptor, 0, segment.file_bytes)
         except OSError as error:
-            partial.unlink()
+            self._files.remove(partial)
             if error.errno != errno.ENOSPC:
                 raise
             raise self._no_room(segment.file_bytes) from None
         finally:
             os.close(descriptor)
-        partial.rename(segment.path)
+        self._files.rename(partial, str(segment.version))
 
     def _check_room(self, nbytes: int) -> None:
         if self._free() < nbytes:
@@ -108,7 +107,7 @@ class SegmentStore:
         )
 
     def _remove(self, version: int) -> None:
-        Path(self._segments.pop(version).path).unlink(missing_ok=True)
+        self._files.remove(self._segments.pop(version).path)
 
     def close(self) -> None:
         """Remove every segment of this store."""

@@ -42,6 +42,7 @@ class Cluster:
     jobs: dict[str, Job] = field(default_factory=dict)
     argv: dict[str, list[str]] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
+    tokens: dict[str, list[str]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     logs: dict[str, str] = field(default_factory=dict)
 
@@ -49,11 +50,12 @@ class Cluster:
         if not self.reachable:
             raise ClusterUnreachable("Ray does not respond")
 
-    def submit(self, attempt_uid: str, folder: Path) -> None:
+    def submit(self, attempt_uid: str, folder: Path, token: str) -> None:
         self._answer()
         if self.refuses:
             raise SubmitRefused(self.refuses)
         self.submitted.append(attempt_uid)
+        self.tokens.setdefault(attempt_uid, []).append(token)
         self.argv[attempt_uid] = read_launch_file(folder, attempt_uid).argv()
         if not self.forgets:
             self.jobs.setdefault(attempt_uid, Job("pending"))

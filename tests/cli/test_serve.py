@@ -26,6 +26,8 @@ from rhyme_openrlhf.client import exchange
 # On a busy machine, the imports of a service's start take longer than a minute.
 LIMIT_SECONDS = 240
 pytestmark = pytest.mark.timeout(5 * LIMIT_SECONDS)
+# Options for a cluster of other machines.
+ELSEWHERE = ["--ray-address", "http://head:8265", "--launch.control_url", "http://here:8420", "--launch.dir", "/shared"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rhyme_openrlhf.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
 
 
@@ -45,7 +47,7 @@ def client_of(url: str, token: str = "") -> httpx.Client:
 
 def test_local_is_the_default_and_the_options_are_typed(tmp_path: Path) -> None:
     assert read_options([]).local and read_options(["--local"]).local
-    remote = read_options(["--ray-address", "http://head:8265", "--launch.max_runs", "7"])
+    remote = read_options([*ELSEWHERE, "--launch.max_runs", "7"])
     assert not remote.local and remote.launch.max_runs == 7
     assert not read_options(["--no-local"]).local
     with pytest.raises(ServeError, match="give one of them"):
@@ -60,11 +62,13 @@ def test_local_is_the_default_and_the_options_are_typed(tmp_path: Path) -> None:
         (["--serve.host", "0.0.0.0"], "can be reached by other machines"),
         (["--launch.max_runs", "0"], "--launch.max_runs must be from 1 to 1000"),
         (["--no-local", "--serve.database", "mysql://x/y"], "the database must be"),
-        (["--ray-address", "http://127.0.0.1:1", "--ray-token-file", "/nowhere"], "cannot be read"),
-        (
-            ["--ray-address", "http://127.0.0.1:1", "--ray-token-file", "{folder}/noise"],
-            "cannot be read: it is no text",
-        ),
+        ([*ELSEWHERE, "--ray-token-file", "/nowhere"], "cannot be read"),
+        ([*ELSEWHERE, "--ray-token-file", "{folder}/noise"], "cannot be read: it is no text"),
+        (ELSEWHERE[:4], "give --launch.control_url, the address at which they reach this service, and --launch.dir"),
+        ([*ELSEWHERE[:2], *ELSEWHERE[4:]], "give --launch.control_url, the address at which they"),
+        ([*ELSEWHERE, "--launch.control_url", "http://127.0.0.1:8420"], "is each machine's own address"),
+        ([*ELSEWHERE, "--launch.control_url", "http://[::1]:8420"], "is each machine's own address"),
+        (["--no-local", "--launch.control_url", "head:8420"], "--launch.control_url must be http://HOST:PORT"),
         (["--no-local", "--serve.database", "postgresql+psycopg://u:secret@127.0.0.1:1/x"], "cannot be used: "),
         (["--no-local", "--serve.database", "postgresql+psycopg://u:secret@no.invalid/x"], "cannot be used: "),
         (["--no-local", "--serve.database", "postgresql+psycopg://u:secret@a..b/x"], "cannot be used: "),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.shared_files import SHARED_MEMORY, process_started
+from rhyme_openrlhf.shared_files import SHARED_MEMORY
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Event, RolloutStarted, WeightsChecked, WeightsLoaded
 
@@ -59,10 +59,17 @@ def events_of(directory: Path) -> list[Any]:
 
 
 def left_in_shared_memory() -> set[str]:
-    """Our files there whose process is gone; those of tests that run beside this one are in use."""
-    names = {path.name for path in SHARED_MEMORY.glob("rhyme-*")}
-    owners = {name: re.match(r"rhyme-[a-z]+-(\d+)-(\d+)-", name) for name in names}
-    return {name for name, owner in owners.items() if not owner or process_started(int(owner[1])) != int(owner[2])}
+    """Our files there that no process owns; those of tests that run beside this one are in use."""
+    return {path.name for path in SHARED_MEMORY.glob("rhyme-*") if not _is_owned(path)}
+
+
+def _is_owned(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def check_weights(run: FinishedRun, engines: int, steps: int) -> None:

@@ -266,7 +266,6 @@ def test_index_files_are_removed_even_when_the_scheduler_fails(workers: list[Any
 
 
 def test_index_files_of_an_engine_that_was_killed_are_removed_by_the_next() -> None:
-    # No process has this start time.
     left = SHARED_MEMORY / f"{PREFIX}-{os.getpid()}-1-abc"
     left.touch()
     HistoryFeed([], Scheduler().call, timeout_s=1)

@@ -75,7 +75,6 @@ def test_a_buffer_that_is_gone_or_torn_is_an_error(tmp_path: Path) -> None:
 
 def test_buffers_of_a_dead_process_are_removed_and_no_others(tmp_path: Path) -> None:
     mine = KvBufferStore(tmp_path).make(LAYOUT, 1)
-    # No process has this start time.
     (tmp_path / f"{PREFIX}-{os.getpid()}-1-abc").touch()
     (tmp_path / "rhyme-weights-1-1-1").touch()
     assert remove_stale(PREFIX, tmp_path) == [f"{PREFIX}-{os.getpid()}-1-abc"]

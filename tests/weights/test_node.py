@@ -1,7 +1,6 @@
 """Weight versions as shared-memory files of a node."""
 
 import os
-import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rhyme_openrlhf.shared_files import process_started
+from rhyme_openrlhf.shared_files import OwnedFiles
 from rhyme_openrlhf.weights import node
 from rhyme_openrlhf.weights.buckets import (
     Parameter,
@@ -72,16 +71,12 @@ def test_only_the_newest_versions_are_kept(tmp_path: Path) -> None:
 
 
 def test_segments_of_dead_processes_are_removed_and_others_kept(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "60"]) as alive:
-        living = f"{node.PREFIX}-{alive.pid}-{process_started(alive.pid)}-1"
-        reused = f"{node.PREFIX}-{alive.pid}-1-1"
-        dead = f"{node.PREFIX}-{2**22 - 1}-5-7.partial"
-        foreign = "somebody-elses-file"
-        for name in (living, reused, dead, foreign):
-            (tmp_path / name).touch()
-        SegmentStore(tmp_path)
-        assert {path.name for path in tmp_path.iterdir()} == {living, foreign}
-        alive.kill()
+    living = Path(OwnedFiles(node.PREFIX, tmp_path).make("1")).name
+    foreign = "somebody-elses-file"
+    for name in (f"{node.PREFIX}-{os.getpid()}-abc-1", f"{node.PREFIX}-{2**22 - 1}-abc-7.partial", foreign):
+        (tmp_path / name).touch()
+    SegmentStore(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {living, foreign}
 
 
 def test_too_little_shared_memory_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
+import uuid
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ import ray.exceptions
 from rhyme_openrlhf.engine.calls import Caller, SchedulerDrafting
 from rhyme_openrlhf.engine_errors import first_line
 from rhyme_openrlhf.prompt_keys import owner, round_key
-from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
+from rhyme_openrlhf.shared_files import SHARED_MEMORY, OwnedFiles
 
 PREFIX = "rhyme-index"
 # More would say the same again.
@@ -44,7 +42,7 @@ class HistoryFeed:
         self._installed: set[str] = set()
         self._problems: list[str] = []
         self._failing: set[int] = set()
-        remove_stale(PREFIX)
+        self._files = OwnedFiles(PREFIX)
 
     async def install(self, key: str) -> None:
         """Fetch the index of `key` (a prompt's or round's) and hand it to the scheduler, if there is one."""
@@ -77,15 +75,16 @@ class HistoryFeed:
 
     async def hand_over(self, key: str, buffer: np.ndarray) -> str:
         """Give the scheduler the draft index of prompt `key`; return "" or one sentence that says why it has none."""
-        descriptor, path = tempfile.mkstemp(prefix=owned_prefix(PREFIX), dir=SHARED_MEMORY)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                buffer.tofile(file)
-            return await self._scheduler(SchedulerDrafting.install_history, key, path)
+            path = self._files.make(uuid.uuid4().hex)
+            try:
+                with open(path, "wb") as file:
+                    buffer.tofile(file)
+                return await self._scheduler(SchedulerDrafting.install_history, key, path)
+            finally:
+                self._files.remove(path)
         except OSError as error:
             return f"draft index of {buffer.nbytes} bytes could not be written to {SHARED_MEMORY}: {error.strerror}"
-        finally:
-            Path(path).unlink(missing_ok=True)
 
     async def forget(self, key: str) -> None:
         """Drop the index of a prompt that has no sample left on this engine."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +16,8 @@ from rhyme_openrlhf.api.launch.job_file import (
     FILE,
     LaunchFile,
     read_launch_file,
-    remove_files,
-    token_path,
+    remove_file,
     write_launch_file,
-    write_token,
 )
 from rhyme_openrlhf.api.launch.spec import SpecError
 from rhyme_openrlhf.api.launch.spec_command import from_command
@@ -40,7 +37,6 @@ def launch_file(tmp_path: Path, **changes: object) -> LaunchFile:
         "roots": [str(tmp_path)],
         "run_directory": str(tmp_path / "runs" / "x"),
         "control_url": "http://127.0.0.1:8420",
-        "token_file": str(tmp_path / "tokens" / ATTEMPT),
     }
     return LaunchFile(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -81,16 +77,11 @@ def test_it_is_checked_again_where_it_is_read(tmp_path: Path) -> None:
         read_launch_file(folder, ATTEMPT)
 
 
-def test_the_token_is_for_one_pair_of_eyes_and_goes(tmp_path: Path) -> None:
-    write_launch_file(tmp_path, launch_file(tmp_path))
-    write_token(tmp_path, ATTEMPT, "first")
-    path = write_token(tmp_path, ATTEMPT, "secret")
-    assert path == token_path(tmp_path, ATTEMPT) and path.read_text() == "secret"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert "secret" not in (tmp_path / "launch" / ATTEMPT / FILE).read_text()
-    remove_files(tmp_path, ATTEMPT)
-    remove_files(tmp_path, ATTEMPT)
-    assert not path.exists() and not (tmp_path / "launch" / ATTEMPT).exists()
+def test_the_file_goes_with_its_folder(tmp_path: Path) -> None:
+    folder = write_launch_file(tmp_path, launch_file(tmp_path))
+    remove_file(tmp_path, ATTEMPT)
+    remove_file(tmp_path, ATTEMPT)
+    assert not folder.exists()
 
 
 @pytest.mark.usefixtures("starts_python")

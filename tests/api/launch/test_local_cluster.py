@@ -192,7 +192,7 @@ def test_gpus_that_a_job_has_or_reserves_are_used(cluster: LocalCluster, tmp_pat
     (tmp_path / "upload").mkdir()
     attempt = "a5" * 8
     jobs = launcher(cluster, f"exec {sys.executable} {program} {{attempt}}")
-    jobs.submit(attempt, folder(tmp_path / "upload"))
+    jobs.submit(attempt, folder(tmp_path / "upload"), "token")
     until(lambda: "held" in jobs.log_tail(attempt), 120)
     until(lambda: jobs.used_gpus() == 3)
     jobs.stop(attempt)
@@ -202,14 +202,16 @@ def test_gpus_that_a_job_has_or_reserves_are_used(cluster: LocalCluster, tmp_pat
 
 def test_a_job_runs_in_a_folder_with_its_file_alone(cluster: LocalCluster, tmp_path: Path) -> None:
     jobs = launcher(
-        cluster, f"{sys.executable} -c 'import os; print(os.listdir(), os.environ[\"RAY_ADDRESS\"])' {{attempt}}"
+        cluster,
+        f'{sys.executable} -c \'import os; print(os.listdir(), os.environ["RHYME_CONTROL_TOKEN"], '
+        'os.environ["RAY_ADDRESS"])\' {attempt}',
     )
     attempt = "a1" * 8
     assert jobs.job(attempt) == Job("missing")
-    jobs.submit(attempt, folder(tmp_path))
-    jobs.submit(attempt, tmp_path)  # nothing twice
+    jobs.submit(attempt, folder(tmp_path), "token")
+    jobs.submit(attempt, tmp_path, "another")  # nothing twice
     assert ended(jobs, attempt).state == "succeeded"
-    assert "['spec.json'] 127.0.0.1:" in jobs.log_tail(attempt)
+    assert "['spec.json'] token 127.0.0.1:" in jobs.log_tail(attempt)
     jobs.delete(attempt)
     assert jobs.job(attempt) == Job("missing")
 
@@ -217,7 +219,7 @@ def test_a_job_runs_in_a_folder_with_its_file_alone(cluster: LocalCluster, tmp_p
 def test_the_real_entrypoint_is_found_and_refuses_a_bad_file(cluster: LocalCluster, tmp_path: Path) -> None:
     attempt = "a2" * 8
     jobs = cluster.launcher()
-    jobs.submit(attempt, folder(tmp_path))
+    jobs.submit(attempt, folder(tmp_path), "token")
     job = ended(jobs, attempt)
     assert (job.state, job.exit_code) == ("failed", 2)
     assert "the run cannot be started: spec.json" in job.message
@@ -229,7 +231,8 @@ shims.install()
 assert not run_has_gpus()
 import ray
 from rhyme_openrlhf.platform.local_ray import start_local_ray
-context = start_local_ray(3, 12, {"A_VARIABLE": "set"}, False)
+# The job sets the second variable, too, as `ray job submit --runtime-env-json` may.
+context = start_local_ray(3, 12, {"A_VARIABLE": "set", "RAY_JOB_STOP_WAIT_TIME_S": "1"}, False)
 @ray.remote(num_gpus=1)
 def asked():
     import os
@@ -250,7 +253,7 @@ def test_a_run_in_a_job_connects_and_pretends(cluster: LocalCluster, tmp_path: P
     attempt = "a4" * 8
     jobs = launcher(cluster, f"{sys.executable} {program} {{attempt}}")
     (tmp_path / "upload").mkdir()
-    jobs.submit(attempt, folder(tmp_path / "upload"))
+    jobs.submit(attempt, folder(tmp_path / "upload"), "token")
     job = ended(jobs, attempt)
     assert job.state == "succeeded", job.message
     assert f"('set', 'cpu') {PRETENDED_GPUS}" in jobs.log_tail(attempt)
@@ -259,7 +262,7 @@ def test_a_run_in_a_job_connects_and_pretends(cluster: LocalCluster, tmp_path: P
 def test_a_stop_ends_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
     attempt = "a3" * 8
     jobs = launcher(cluster, BUSY.format(python=sys.executable))
-    jobs.submit(attempt, folder(tmp_path))
+    jobs.submit(attempt, folder(tmp_path), "token")
     until(lambda: process_of(jobs, attempt))
     jobs.stop(attempt)
     assert ended(jobs, attempt).state == "stopped"
