@@ -23,6 +23,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.launch.job_file import LaunchFile
+from rhyme_openrlhf.api.launch.offered_runs import unknown_uids
 from rhyme_openrlhf.api.launch.ray_jobs import Launcher
 from rhyme_openrlhf.api.launch.schema import by_flag
 from rhyme_openrlhf.api.launch.spec import NAME_PATTERN, Arguments, RunSpec, merged
@@ -185,8 +186,11 @@ def create_run(
 ) -> Run:
     """Create a run with its first attempt in the queue. `spec.arguments` are checked.
 
-    Raises sqlalchemy's IntegrityError if another request with the same key was faster.
+    Raises LaunchConflict for an earlier run that is not there, and sqlalchemy's IntegrityError if another request with
+    the same key was faster.
     """
+    if unknown := unknown_uids(session, spec.arguments):
+        raise LaunchConflict(f"--history.earlier: {unknown[0]} is no run that this service started")
     run = Run(
         uid=new_uid(),
         parent_id=parent.id if parent else None,

@@ -18,6 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rhyme_openrlhf.api.launch.earlier_runs import with_directories
 from rhyme_openrlhf.api.launch.spec import NAME_PATTERN, Arguments, Fault, SpecError, check, resolved
 from rhyme_openrlhf.api.launch.spec_command import to_argv
 
@@ -45,7 +46,9 @@ class LaunchFile(BaseModel):
     def argv(self) -> list[str]:
         """Return the options of `rhyme train`. Raises SpecError if the arguments are not allowed."""
         roots = [Path(root) for root in self.roots]
-        argv = to_argv(resolved(check(self.arguments, roots), roots))
+        checked = resolved(check(self.arguments, roots, self.resumes), roots, self.resumes)
+        # A run's directory has one directory of each attempt.
+        argv = to_argv(with_directories(checked, Path(self.run_directory).parent.parent))
         argv += [f"--run.name={self.name}", f"--run.dir={self.run_directory}"]
         if self.resumes:
             argv.append("--ckpt.load_enable")

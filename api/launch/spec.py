@@ -93,8 +93,11 @@ class RunSpec(BaseModel):
     )
 
 
-def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
-    """Return `arguments` in normal form, without old options. Raises SpecError with all faults."""
+def check(arguments: Mapping[str, Any], roots: Sequence[Path], resumes: bool = False) -> Arguments:
+    """Return `arguments` in normal form, without old options. Raises SpecError with all faults.
+
+    `resumes`: they are those of a run that goes on (`spec_paths.checked`).
+    """
     faults: list[Fault] = []
     normal: Arguments = {}
     for group, values in arguments.items():
@@ -107,7 +110,7 @@ def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
             if option is None:
                 faults.append(_unknown(group, name))
                 continue
-            fault = _fault(option, value, roots)
+            fault = _fault(option, value, roots, resumes)
             if fault is not None:
                 faults.append(fault)
             elif not _says_nothing(option, value):
@@ -124,13 +127,17 @@ def check_tied(arguments: Arguments) -> None:
         raise SpecError(faults[:MAX_FAULTS])
 
 
-def resolved(arguments: Arguments, roots: Sequence[Path]) -> Arguments:
-    """Return checked `arguments` with all symbolic links in paths resolved, so that no link can be changed later."""
+def resolved(arguments: Arguments, roots: Sequence[Path], resumes: bool = False) -> Arguments:
+    """Return checked `arguments` with all symbolic links in paths resolved, so that no link can be changed later.
+
+    `resumes` has the same meaning as in `check`.
+    """
+
+    def one(option: TypedOption, value: Any) -> Any:
+        return spec_paths.checked(option, value, roots, resumes) if option.path else value
+
     return {
-        group: {
-            name: spec_paths.checked(option, value, roots) if (option := options()[group, name]).path else value
-            for name, value in values.items()
-        }
+        group: {name: one(options()[group, name], value) for name, value in values.items()}
         for group, values in arguments.items()
     }
 
@@ -174,13 +181,13 @@ def _unknown(group: str, name: str) -> Fault:
     return Fault(field, f"there is no such option{hint}; the group has: {', '.join(known)}")
 
 
-def _fault(option: TypedOption, value: Any, roots: Sequence[Path]) -> Fault | None:
+def _fault(option: TypedOption, value: Any, roots: Sequence[Path], resumes: bool) -> Fault | None:
     if option.refused:
         return Fault(option.field, f"cannot be given: {option.refused}")
     wrong = option.check(value)
     if wrong is None and option.path:
         try:
-            spec_paths.checked(option, value, roots)
+            spec_paths.checked(option, value, roots, resumes)
         except spec_paths.PathRefused as error:
             wrong = str(error)
     return Fault(option.field, wrong, option.allowed()) if wrong else None

@@ -10,6 +10,7 @@ Invariants:
   reward servers.
 - A text that could be a path is never taken for a name.
 - A data set's loading script, which upstream would run, is refused.
+- Where earlier runs are named, a uid stands for a run of this service (earlier_runs.py); any other text is a path.
 """
 
 from __future__ import annotations
@@ -31,18 +32,25 @@ DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 _PART = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 
+# A run of this service, in --history.earlier.
+RUN_UID = re.compile(r"[0-9a-f]{16}")
+
+
 class PathRefused(ValueError):
     """A path may not be used; the message is a clause that does not repeat the input."""
 
 
-def checked(option: TypedOption, value: str, roots: Sequence[Path]) -> str:
+def checked(option: TypedOption, value: str, roots: Sequence[Path], resumes: bool = False) -> str:
     """Return `value` of a path option, with all its paths resolved. Raises PathRefused.
 
-    An empty text is accepted if it is the option's default.
+    An empty text is accepted if it is the option's default. A run that resumes (`resumes`) may name earlier runs that
+    are gone meanwhile: it goes on without them.
     """
     assert option.path is not None
     if value == "" == option.default:
         return value
+    if option.path == "runs":
+        return _runs(value, roots, may_be_gone=resumes)
     return _CHECKS[option.path](value, roots)
 
 
@@ -161,13 +169,21 @@ def _profiles(value: str, roots: Sequence[Path]) -> str:
     return ",".join(found)
 
 
-def _runs(value: str, roots: Sequence[Path]) -> str:
+def _runs(value: str, roots: Sequence[Path], may_be_gone: bool) -> str:
     if value in (AUTO, NONE):
         return value
-    found = [str(_exists(part.strip(), roots, "runs", Path.is_dir, "a directory")) for part in value.split(",")]
+    found = [_one_run(part.strip(), roots, may_be_gone) for part in value.split(",")]
     if any("," in path for path in found):
         raise PathRefused("must not have ',' in its path, because it separates several directories")
     return ",".join(found)
+
+
+def _one_run(text: str, roots: Sequence[Path], may_be_gone: bool) -> str:
+    if RUN_UID.fullmatch(text):
+        return text
+    if may_be_gone:
+        return str(_below(text, roots, "runs"))
+    return str(_exists(text, roots, "runs", Path.is_dir, "the uid of a run of this service or a directory"))
 
 
 _CHECKS: dict[PathKind, Callable[[str, Sequence[Path]], str]] = {
@@ -179,5 +195,4 @@ _CHECKS: dict[PathKind, Callable[[str, Sequence[Path]], str]] = {
     "file": _file,
     "profile": _profile,
     "profiles": _profiles,
-    "runs": _runs,
 }

@@ -25,6 +25,8 @@ from rhyme_openrlhf.api.store.step_figures import COLUMNS, FIGURES
 Axis = Literal["step", "time", "tokens", "samples"]
 # The column of a step that each axis adds up; time is not added up.
 _ADDED_UP: dict[Axis, str] = {"tokens": "response_tokens", "samples": "samples"}
+# Figures computed from two curves that are stored, so that they need no blocks of their own.
+RATIOS: dict[str, tuple[str, str]] = {"earlier_share": ("accepted_earlier", "engine_tokens")}
 # A chart's width in pixels, and more than any chart has.
 POINTS = 500
 MOST_POINTS = 5000
@@ -44,7 +46,7 @@ class Curve:
 def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
     """Return the names of the run's curves: columns, figures and metrics."""
     metrics = metric_names(session.connection(), run.id)
-    return {"columns": list(COLUMNS), "figures": list(FIGURES), "metrics": metrics}
+    return {"columns": list(COLUMNS), "figures": [*FIGURES, *RATIOS], "metrics": metrics}
 
 
 def curves(
@@ -57,7 +59,9 @@ def curves(
     take precedence over metrics of the same name. Raises NotFoundError.
     """
     ends = ["finished_at"] if axis == "time" else []
-    found = read_points(session, uid, [*names, *ends], from_step, to_step)
+    stored = [part for name in names for part in RATIOS.get(name, (name,))]
+    found = read_points(session, uid, [*stored, *ends], from_step, to_step)
+    found |= {name: _ratio(*(found[part] for part in RATIOS[name])) for name in names if name in RATIOS}
     places = None
     if axis == "time":
         places = _since_the_start(session, uid, found["finished_at"])
@@ -74,6 +78,13 @@ def curves(
             average = Curve(name, *downsample(x, smoothed(values, smooth), points), count=len(x))
         shown.append(Curve(name, *downsample(x, values, points), count=len(x), smooth=average))
     return shown
+
+
+def _ratio(numerator: Points, denominator: Points) -> Points:
+    """Return the ratio at the steps that both have; without a value where the denominator is 0."""
+    steps, above, below = np.intersect1d(numerator.steps, denominator.steps, assume_unique=True, return_indices=True)
+    by = denominator.values[below]
+    return Points(steps, numerator.values[above] / np.where(by == 0, np.nan, by))
 
 
 def _since_the_start(session: Session, uid: str, ends: Points) -> Points:

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session, aliased, defer, selectinload
 
+from rhyme_openrlhf.api.read.earlier_runs import earlier_runs_of
 from rhyme_openrlhf.api.read.pagination import Direction, Order, cut
 from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.run_json import RunDetail, RunSummary, run_detail, run_summary
@@ -139,4 +140,5 @@ def summary_of(session: Session, run: Run) -> RunSummary:
 
 def detail_of(session: Session, run: Run) -> RunDetail:
     """Return a complete run with its phases now."""
-    return run_detail(run, *names_around(session, run), phases_of(session, run), time.time())
+    phases, earlier = phases_of(session, run), earlier_runs_of(session, run)
+    return run_detail(run, *names_around(session, run), phases, earlier, time.time())

@@ -1,13 +1,12 @@
 """`rhyme history`: the responses that runs have left for later runs (history/archive.py): list them, delete the oldest.
 
-Invariants: only archives are deleted, never another file of a run. A run that reads a deleted archive goes on without
-it.
+Invariants: only archives of runs that have ended are deleted, never another file of a run. A run that reads a deleted
+archive goes on without it.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhyme_openrlhf.cli.console import console, refuse
-from rhyme_openrlhf.history.archive import RESPONSES, Archive, ArchiveError, ArchiveReader, below
+from rhyme_openrlhf.history.archive import RESPONSES, Archive, ArchiveError, ArchiveReader, delete, goes_on
+from rhyme_openrlhf.history.store import below
 from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry import wording
 
@@ -102,8 +102,12 @@ def _prune(archives: Sequence[Archive], room: float) -> int:
         if kept + size <= room and not deleted:
             kept += size
             continue
+        if goes_on(archive):
+            kept += size
+            print(f"kept {wording.without_controls(archive.about.run)}, which is going on: {archive.directory}")
+            continue
         try:
-            shutil.rmtree(archive.directory)
+            delete(archive)
         except OSError as error:
             code = refuse("rhyme history", f"{archive.directory} cannot be deleted: {error.strerror}")
             continue

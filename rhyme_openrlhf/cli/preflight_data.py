@@ -57,7 +57,7 @@ def check_earlier(args: SimpleNamespace, settings: RhymeSettings) -> Ancestors |
     if not settings.keeps_history:
         return None
     try:
-        return ancestors(settings.history, _tokenizer(args))
+        return ancestors(settings.history, _tokenizer(args), may_resume=args.ckpt.load_enable)
     except ArchiveError as error:
         raise PreflightError(str(error)) from error
 

@@ -70,10 +70,28 @@ class Phase(TypedDict):
     usual_seconds: float | None
 
 
+class EarlierRun(TypedDict):
+    """An earlier run that has `prompts` `of` a run's prompts, and how often the run's drafts came from it.
+
+    `right_share`: the share of the tokens of drafts from it alone that would have been right.
+    """
+
+    name: str
+    uid: str | None
+    directory: str
+    prompts: int
+    of: int
+    epochs: int
+    drafted_from: int
+    right_share: float | None
+    left_out: bool
+
+
 class RunDetail(Run):
     """A run with its complete configuration and attempts. `etag`: the state that an edit is based on."""
 
     phases: list[Phase]
+    earlier_runs: list[EarlierRun]
     notes: str
     spec: dict[str, Any] | None
     command: list[str]

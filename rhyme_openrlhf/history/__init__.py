@@ -7,7 +7,8 @@ Read in this order:
 3. `shard` holds the last rollouts of one worker's prompts; `ranks` compares their lengths between two epochs.
 4. `journal` writes a shard to a file and reads it back after a restart.
 5. `index_store` keeps built indexes within the worker's share of memory.
-6. `archive` is what a run leaves for other runs, `earlier` chooses from theirs, and `lineage` says which they are.
+6. `archive` is what a run leaves for other runs, `store` finds theirs, `earlier` chooses from them, and `lineage` says
+   which they are.
 7. `work_queue` runs one thread's work by urgency.
 8. `worker` is the Ray actor that owns some of the prompts and uses all of the above.
 

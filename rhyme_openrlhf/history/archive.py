@@ -14,15 +14,16 @@ Invariants:
 - Reading a file ends, takes no more memory than the file has, and raises nothing but `ArchiveError`, also where a file
   was damaged or made to do harm.
 - Only the user who made an archive can read it (mode 0700), because prompts and responses are people's data.
+- A writer holds its file's lock as long as it may write, where the file system has locks. So `goes_on` is known.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -42,12 +43,8 @@ FOLDER = Path("history") / "archive"
 RESPONSES, OF_CHECKPOINT = "worker-*.responses", "history-*-of-*"
 CHECKPOINT_STATE = "state.json"
 ONLY_MINE, MINE_TO_WRITE = 0o700, 0o600
-# The run directory of a control plane's job.
-ATTEMPT = re.compile(r"attempt-\d+")
 # Bytes of what is read whole: a description, a checkpoint's state, an entry. Others are held to be damaged.
 LARGEST_ABOUT, LARGEST_STATE, LARGEST_ENTRY = 1 << 16, 1 << 28, 1 << 30
-# Directories beside a run that are looked into, the newest first.
-MOST_LOOKED_AT = 200
 # Keys of prompts have 32 bytes, and a few more for a round.
 LONGEST_KEY = 96
 
@@ -58,12 +55,17 @@ class ArchiveError(Exception):
 
 @dataclass(frozen=True)
 class About:
-    """The run that wrote an archive: its name, its tokenizer's fingerprint, its model, and when it started (unix)."""
+    """The run that wrote an archive: its name, its tokenizer's fingerprint, its model, and when it started (unix).
+
+    `uid`: its id in a control plane, or "". `data`: its data sets, as they were named.
+    """
 
     run: str
     tokenizer: str
     model: str = ""
     started: float = 0.0
+    uid: str = ""
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def read_archive(directory: Path) -> Archive:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ArchiveError(f"{path} is no description of an archive of format {FORMAT}")
     try:
-        about = About(str(found["run"]), str(found["tokenizer"]), str(found["model"]), float(found["started"]))
+        names = str(found["run"]), str(found["tokenizer"]), str(found["model"])
+        about = About(*names, float(found["started"]), str(found.get("uid", "")), str(found.get("data", "")))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ArchiveError(f"{path} lacks what an archive says of itself: {error}") from error
     if not math.isfinite(about.started):
@@ -141,8 +144,8 @@ class ArchiveWriter:
     """Appends the records of one history worker to its file of the run's archive. Raises OSError as a disk does."""
 
     def __init__(self, directory: Path, about: About, number: int, limit_bytes: int) -> None:
-        self.full = False
-        """Whether a record did not fit; none is written from then on."""
+        self.ended = False
+        """Whether a record did not fit or could not be written; none is from then on."""
         self._limit = limit_bytes
         directory.mkdir(mode=ONLY_MINE, parents=True, exist_ok=True)
         directory.chmod(ONLY_MINE)
@@ -151,6 +154,9 @@ class ArchiveWriter:
             write_json(directory / ABOUT_FILE, {"format": FORMAT, **asdict(about)})
         path = directory / RESPONSES.replace("*", str(number))
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, MINE_TO_WRITE)
+        # Nobody waits for a lock: one file has one writer. A file system without locks says so to who asks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self._size = HEADER.size
         if os.fstat(self._file).st_size < HEADER.size:
             os.truncate(self._file, 0)
@@ -162,19 +168,52 @@ class ArchiveWriter:
 
     def add(self, encoded: bytes) -> bool:
         """Append an encoded record; return False where it no longer fits into the archive's limit."""
-        if self.full or self._size + ENTRY.size + len(encoded) > self._limit:
-            self.full = True
+        if self.ended or self._size + ENTRY.size + len(encoded) > self._limit:
+            self.ended = True
             return False
         whole = entry(encoded)
         written = 0
+        # Behind an entry that is not whole, readers see no other.
+        self.ended = True
         while written < len(whole):
             written += os.write(self._file, whole[written:])
+        self.ended = False
         self._size += written
         return True
 
     def close(self) -> None:
         """Close the file; nothing is written afterwards."""
         os.close(self._file)
+
+
+def goes_on(archive: Archive) -> bool:
+    """Return whether a run still writes to the archive, or may: without locks of the file system nothing tells."""
+    for path in archive.files:
+        try:
+            # Opened to write, because some file systems lock no other file.
+            file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.close(file)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def delete(archive: Archive) -> int:
+    """Delete an archive's own files, and its directory if nothing else is in it; return the bytes. Raises OSError."""
+    deleted = 0
+    # The description goes last: what is left after a kill is still an archive.
+    for path in (*archive.files, archive.directory / ABOUT_FILE):
+        with contextlib.suppress(FileNotFoundError):
+            deleted += path.lstat().st_size
+            path.unlink()
+    with contextlib.suppress(OSError):
+        archive.directory.rmdir()
+    return deleted
 
 
 @dataclass
@@ -275,86 +314,6 @@ def _first_of(beginning: bytes, at: int, number: int, size: int) -> tuple[str, S
     except UnicodeDecodeError:
         return None
     return key, Stored(rollout_id, number, at, ENTRY.size + length, tokens)
-
-
-def archives_in(path: Path) -> list[Archive]:
-    """Return the archives that a path names: a run directory, an archive, a checkpoint or a store, the newest first.
-
-    Raises ArchiveError where there is none.
-    """
-    for directory in (path, path / FOLDER):
-        if os.path.exists(directory / ABOUT_FILE):
-            return [read_archive(directory)]
-    if os.path.exists(path / CHECKPOINT_STATE):
-        return [read_checkpoint(path)]
-    found = in_store(path)
-    if not found:
-        raise ArchiveError(f"{path} is no run directory, checkpoint or store with responses")
-    return found
-
-
-def in_store(path: Path) -> list[Archive]:
-    """Return the archives below a store, the newest first; those that cannot be read are left out."""
-    found = []
-    for _, directory in _directories(path):
-        try:
-            found.append(read_archive(directory))
-        except ArchiveError:
-            continue
-    return sorted(found, key=lambda one: (-one.about.started, str(one.directory)))
-
-
-def below(path: Path) -> list[Archive]:
-    """Return the archives of a run, a store or a directory of runs, the newest first. Raises ArchiveError for none."""
-    try:
-        return archives_in(path)
-    except ArchiveError:
-        found = []
-        for archive in sorted(path.glob(f"*/{FOLDER}/{ABOUT_FILE}")):
-            try:
-                found.append(read_archive(archive.parent))
-            except ArchiveError:
-                continue
-        if not found:
-            raise
-        return sorted(found, key=lambda one: (-one.about.started, str(one.directory)))
-
-
-def _directories(path: Path) -> list[tuple[float, Path]]:
-    """Return the directories in a directory, each with the time of its last change; none where they cannot be seen."""
-    found: list[tuple[float, Path]] = []
-    try:
-        entries = list(os.scandir(path))
-    except OSError:
-        return []
-    for one in entries:
-        # A link may lead nowhere, and a directory may go meanwhile.
-        with contextlib.suppress(OSError):
-            if one.is_dir():
-                found.append((one.stat().st_mtime, Path(one.path)))
-    return found
-
-
-def beside(run_directory: Path, tokenizer: str, most: int) -> list[Archive]:
-    """Return the newest archives of runs in the same directory as this one, of one tokenizer; at most `most`.
-
-    A control plane's runs have a directory each, with one of each attempt (api/launch/actions.py).
-    """
-    places = [run_directory.parent]
-    if ATTEMPT.fullmatch(run_directory.name):
-        places = [one for one in run_directory.parent.parent.glob("*") if one.is_dir()]
-    candidates = [one for place in places for one in _directories(place) if one[1] != run_directory]
-    found: list[Archive] = []
-    for _, path in sorted(candidates, reverse=True)[:MOST_LOOKED_AT]:
-        if len(found) == most:
-            break
-        try:
-            archive = read_archive(path / FOLDER)
-        except ArchiveError:
-            continue
-        if archive.about.tokenizer == tokenizer:
-            found.append(archive)
-    return found
 
 
 def fingerprint(tokenizer: Any) -> str:

@@ -3,6 +3,7 @@
 Invariants:
 - Tokens of another tokenizer mean something else: an archive of one is refused where the user names it, and passed
   over where it was found. Another model is fine.
+- What a run that starts names must be there. A resumed one goes on without what is gone meanwhile, and says so.
 - A reproducible run drafts only from what it names, as far as that was written when the run started. Its checkpoints
   hold the names and sizes (`Lineage.fixed`), and a resumed run reads the same again or says what is missing.
 """
@@ -15,20 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.history.archive import (
-    FOLDER,
-    About,
-    Archive,
-    ArchiveError,
-    archives_in,
-    beside,
-    fingerprint,
-    in_store,
-)
-from rhyme_openrlhf.history.earlier import MOST_RUNS, Sources
+from rhyme_openrlhf.history.archive import FOLDER, About, Archive, ArchiveError, fingerprint
+from rhyme_openrlhf.history.earlier import Sources
+from rhyme_openrlhf.history.store import MOST_RUNS, archives_in, beside, in_store, keep_newest
 from rhyme_openrlhf.settings.history import AUTO, NONE, HistorySettings
 
-# Runs beside this one that `auto` looks at, the newest first.
+# Runs beside this one that `auto` reads.
 AUTO_RUNS = 4
 # Random bytes behind the run's name in a store, because two runs may have one name.
 NAME_BYTES = 4
@@ -51,29 +44,40 @@ class Lineage:
 class Ancestors:
     """The archives that a run can read: of this tokenizer (a fingerprint); and those that the user names.
 
-    `vocabulary`: the number of the tokenizer's tokens.
+    `vocabulary`: the number of the tokenizer's tokens. `gone`: sentences on what the user names and is not there, of a
+    run that may resume.
     """
 
     tokenizer: str
     vocabulary: int
     named: tuple[Archive, ...] = ()
+    gone: tuple[str, ...] = ()
 
 
-def ancestors(settings: HistorySettings, tokenizer: Any) -> Ancestors:
-    """Return what a run with this tokenizer can read. Raises ArchiveError with a sentence for the user."""
+def ancestors(settings: HistorySettings, tokenizer: Any, may_resume: bool = False) -> Ancestors:
+    """Return what a run with this tokenizer can read. Raises ArchiveError with a sentence for the user.
+
+    `may_resume`: what is not there is noted only, because a resumed run goes on without it.
+    """
     mark = fingerprint(tokenizer)
-    return Ancestors(mark, len(tokenizer), tuple(_named(settings, mark)))
+    found, gone = _named(settings, mark)
+    if gone and not may_resume:
+        raise ArchiveError(gone[0])
+    return Ancestors(mark, len(tokenizer), tuple(found), tuple(gone))
 
 
-def _named(settings: HistorySettings, tokenizer: str) -> list[Archive]:
+def _named(settings: HistorySettings, tokenizer: str) -> tuple[list[Archive], list[str]]:
+    """Return the archives that the user names, and sentences on those that are not there."""
     if settings.earlier in (AUTO, NONE):
-        return []
+        return [], []
     found: list[Archive] = []
+    gone: list[str] = []
     for path in filter(None, (part.strip() for part in settings.earlier.split(","))):
         try:
             there = archives_in(Path(path).absolute())
         except ArchiveError as error:
-            raise ArchiveError(f"--history.earlier: {error}") from error
+            gone.append(f"--history.earlier: {error}")
+            continue
         same = [archive for archive in there if archive.about.tokenizer == tokenizer]
         if not same:
             raise ArchiveError(
@@ -81,7 +85,7 @@ def _named(settings: HistorySettings, tokenizer: str) -> list[Archive]:
                 "this run: leave it out"
             )
         found += same[:MOST_RUNS]
-    return found
+    return found, gone
 
 
 def lineage(
@@ -102,13 +106,19 @@ def lineage(
         archive = store / f"{Path(about.run).name or 'run'}-{secrets.token_hex(NAME_BYTES)}"
     archives, stores = list(readable.named), [store] if store is not None and settings.earlier != NONE else []
     if settings.earlier == AUTO and not reproducible:
-        archives += beside(run_directory, about.tokenizer, AUTO_RUNS)
-    # Of runs that are not judged yet the newest drafts first; later ones in this order count as newer.
+        archives += beside(run_directory, about, AUTO_RUNS)
     archives.sort(key=lambda one: one.about.started)
     sources = Sources(tuple(archives), tuple(stores), about.tokenizer, readable.vocabulary, archive)
+    said = []
+    if store is not None and (deleted := keep_newest(store)):
+        runs = f"{deleted} older run" + ("s" if deleted > 1 else "")
+        said.append(f"deleted the responses of {runs} from {store}, which keeps the {MOST_RUNS} newest of a tokenizer")
+    if readable.gone and (resumed is None or not reproducible):
+        said += [f"{sentence}: the run goes on with the history of its checkpoint" for sentence in readable.gone]
     if not reproducible:
-        return Lineage(archive, about, sources), []
-    return _fixed(Lineage(archive, about, sources), resumed)
+        return Lineage(archive, about, sources), said
+    found, missing = _fixed(Lineage(archive, about, sources), resumed)
+    return found, [*said, *missing]
 
 
 def _fixed(found: Lineage, resumed: Fixed | None) -> tuple[Lineage, list[str]]:

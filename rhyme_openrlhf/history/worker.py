@@ -15,27 +15,24 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import ray
 
 from rhyme_openrlhf.history.archive import ArchiveWriter
-from rhyme_openrlhf.history.earlier import JUDGED_PROMPTS, Choice, EarlierRuns, Known, Sources
+from rhyme_openrlhf.history.earlier import JUDGED_PROMPTS, Choice, EarlierRuns, Known, Sources, Standing
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.index_store import IndexStore
 from rhyme_openrlhf.history.journal import (
     NO_RUN,
-    TOKEN_BYTES,
     JournaledShard,
     JournalError,
     read_entries,
@@ -48,14 +45,11 @@ from rhyme_openrlhf.history.shard import EpochLengths, HistoryShard
 from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
 from rhyme_openrlhf.platform.cpu_share import limit_cpus
 from rhyme_openrlhf.prompt_keys import first_round, is_evaluation, owner, rounds, training_key
-from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.settings.history import HistorySettings
-from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStability
+from rhyme_openrlhf.telemetry.events import EarlierRun, Event, HistoryState, Note, RankStability
 
 SOURCE = "history"
 GB = 10**9
-# Enough to delete some ten thousand files. A worker that is busy longer leaves them in the run directory.
-CLOSE_SECONDS = 10
 # Of a draft index, a token; and the fewest prompts that the share of memory is for: no prompt's index takes more of it
 # for earlier runs.
 INDEX_BYTES, LEAST_PROMPTS = 16, 8
@@ -134,7 +128,9 @@ class PlainHistoryWorker:
         # Prompts whose index has to be built. Indexes of the history read at the start are built in the background.
         self._unbuilt = set(self._shard.keys)
         self._restored = self._shard.keys
-        self._begun = False
+        # The training step in which what earlier runs have added was last looked for, and that work.
+        self._refreshed = 0
+        self._refresh: asyncio.Future[None] | None = None
         self._said_full = False
         self._hits = self._late = self._misses = 0
 
@@ -168,7 +164,8 @@ class PlainHistoryWorker:
 
     def _leave(self, encoded: bytes) -> None:
         """Append a record to the archive, as long as that works and there is room."""
-        if self._archive is None:
+        # An ended archive stays open, and so locked, until the run ends.
+        if self._archive is None or self._archive.ended:
             return
         try:
             if self._archive.add(encoded):
@@ -176,8 +173,6 @@ class PlainHistoryWorker:
             reason = "they have reached its share of --history.memory_gb"
         except OSError as error:
             reason = str(error)
-        self._archive.close()
-        self._archive = None
         self._warn(f"leaves no more responses for later runs: {reason}")
 
     def _log(self, what: str) -> None:
@@ -194,13 +189,15 @@ class PlainHistoryWorker:
                 ray.get_actor(self._place.recorder).write.remote(event, SOURCE, time.time())
 
     def _give(self, urgency: Urgency, work: Callable[[], T]) -> asyncio.Future[T]:
-        if not self._begun:
-            self._begun = True
-            self._queue.give(Urgency.ASKED, self._earlier.refresh)
+        if self._refresh is None:
+            self._look_for_more(Urgency.ASKED)
         restored, self._restored = self._restored, []
         for key in restored:
             self._queue.give(Urgency.LATER, partial(self._build_later, key))
         return self._queue.give(urgency, work)
+
+    def _look_for_more(self, urgency: Urgency) -> None:
+        self._refresh = self._queue.give(urgency, self._earlier.refresh)
 
     # --- what the trainer calls
 
@@ -210,7 +207,7 @@ class PlainHistoryWorker:
         Or of an `evaluation` after that step. Returns when they are indexed.
         """
         work = []
-        judged = [one for one in rollouts if one.pieces and self._earlier.has(one.prompt_key)][:JUDGED_PROMPTS]
+        judged = [one for one in rollouts if one.pieces and self._earlier.judges(one.prompt_key)][:JUDGED_PROMPTS]
         for one in judged:
             work.append(self._give(Urgency.KEPT, partial(self._judge, one.prompt_key, one.pieces)))
         for one in rollouts:
@@ -220,6 +217,7 @@ class PlainHistoryWorker:
         await asyncio.gather(*work)
         if not evaluation:
             self._record_state(rollout_id)
+            self._record_earlier(rollout_id, await self._give(Urgency.KEPT, self._earlier.standings))
 
     def _judge(self, key: str, said: tuple[Piece, ...]) -> None:
         """Judge earlier runs by what this run said to a prompt, before that counts as a visit."""
@@ -296,6 +294,26 @@ class PlainHistoryWorker:
         )
         self._hits = self._late = self._misses = 0
 
+    def _record_earlier(self, step: int, standings: Sequence[Standing]) -> None:
+        for one in standings:
+            about = one.archive.about
+            self._record(
+                EarlierRun(
+                    step=step,
+                    worker=self._place.number,
+                    run=about.run,
+                    uid=about.uid,
+                    directory=str(one.archive.directory),
+                    prompts=one.prompts,
+                    of=one.of,
+                    epochs=one.epochs,
+                    drafted_from=one.drafted_from,
+                    judged=one.judged,
+                    right=one.right,
+                    left_out=one.left_out,
+                )
+            )
+
     async def save(self, path: Path, up_to: int) -> None:
         """Write the history of the rollouts up to training step `up_to` to a checkpoint's file. Raises OSError."""
         await self._give(Urgency.KEPT, lambda: write_entries(path, NO_RUN, self._shard.encoded(up_to)))
@@ -330,14 +348,28 @@ class PlainHistoryWorker:
 
     # --- what the rollout asks
 
-    async def prepare(self, prompt_keys: list[str]) -> None:
-        """Bring these prompts' indexes, of all rounds, into memory: the engines that got the prompts will need them."""
-        if self._earlier.waits_for_more:
-            await self._give(Urgency.COMING, self._earlier.refresh)
-        keys = [key for prompt in prompt_keys for key in rounds(prompt, self._has_drafts)]
+    async def prepare(self, prompt_keys: list[str], step: int) -> None:
+        """Bring these prompts' indexes, of all rounds, into memory: the engines that got the prompts will need them.
+
+        What other runs have added is looked for once in each training step (`step`): a step's prompts may be announced
+        one by one.
+        """
+        if self._refresh is None or (self._earlier.waits_for_more and step > self._refreshed):
+            self._refreshed = step
+            self._look_for_more(Urgency.COMING)
+        if self._refresh is not None:
+            await asyncio.shield(self._refresh)
+        keys = [self._source(key) for prompt in prompt_keys for key in rounds(prompt, self._has_source)]
         # Indexes already in memory come first, so that none of them has to make room for another.
         keys.sort(key=lambda key: self._store.resident(key) is None)
         await asyncio.gather(*(self._give(Urgency.COMING, partial(self._prepare, key)) for key in keys))
+
+    def _source(self, key: str) -> str:
+        """Return whose history a prompt drafts from: that of training before an evaluation's prompt has its own."""
+        return training_key(key) if is_evaluation(key) and not self._has_drafts(key) else key
+
+    def _has_source(self, key: str) -> bool:
+        return self._has_drafts(self._source(key))
 
     def _has_drafts(self, key: str) -> bool:
         # Also one whose earlier run was left out meanwhile.
@@ -350,12 +382,8 @@ class PlainHistoryWorker:
         self._ready(key)
 
     async def index(self, prompt_key: str) -> np.ndarray | None:
-        """Return the prompt's draft index (history/index.py), or None if there is nothing to draft from.
-
-        An evaluation's prompt without a history of its own has training's.
-        """
-        if is_evaluation(prompt_key) and not self._has_drafts(prompt_key):
-            return await self.index(training_key(prompt_key))
+        """Return the prompt's draft index (history/index.py), or None if there is nothing to draft from."""
+        prompt_key = self._source(prompt_key)
         index = self._store.resident(prompt_key)
         if index is not None:
             self._hits += 1
@@ -385,7 +413,9 @@ class PlainHistoryWorker:
 
     async def known_earlier(self, prompt_keys: list[str]) -> list[Known]:
         """Return for each earlier run how many of these prompts, all of this worker, it has responses to."""
-        return await self._give(Urgency.ASKED, lambda: self._earlier.known(prompt_keys))
+        found = await self._give(Urgency.ASKED, lambda: self._earlier.known(prompt_keys))
+        self._record_earlier(0, await self._give(Urgency.ASKED, self._earlier.standings))
+        return found
 
     async def prompts(self) -> int:
         """Return the number of prompts that this worker knows; each round counts as one."""
@@ -408,91 +438,3 @@ class PlainHistoryWorker:
 
 
 HistoryWorker = ray.remote(PlainHistoryWorker)
-
-
-def start_history_workers(
-    settings: HistorySettings,
-    journals: Path,
-    checkpoint: Sequence[Path] = (),
-    recorder: str = "",
-    lineage: Lineage | None = None,
-) -> list[ray.actor.ActorHandle]:
-    """Start the run's history workers, spread over the nodes; Ray restarts a dead worker without limit.
-
-    - `journals`: the directory of this run for the workers' journals.
-    - `checkpoint`: the files that the workers of the resumed run saved, in the order of the workers. Their number may
-      differ from this run's.
-    - `recorder`, `lineage`: the same as in `WorkerPlace`.
-    """
-    threads = str(max(1, int(settings.cpus_per_worker)))
-    variables = {"OMP_NUM_THREADS": threads, **WITHOUT_TORCH}
-    token = secrets.token_bytes(TOKEN_BYTES)
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    memory = int(settings.memory_gb * GB) // -(-settings.workers // nodes)
-    workers = []
-    for number in range(settings.workers):
-        name = f"worker-{number}"
-        # A directory that the user names may be shared by runs; the run's own is not.
-        spill = (
-            Path(settings.spill_dir).absolute() / f"rhyme-{token.hex()}" if settings.spill_dir else journals / "spilled"
-        )
-        # Each worker gets all of the checkpoint's files, because a different number of workers may have saved them.
-        place = WorkerPlace(
-            number,
-            settings.workers,
-            journals / f"{name}.journal",
-            token,
-            tuple(checkpoint),
-            memory,
-            spill / name,
-            settings,
-            recorder,
-            lineage,
-        )
-        workers.append(
-            HistoryWorker.options(
-                num_cpus=settings.cpus_per_worker,
-                max_restarts=-1,
-                scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": variables},
-            ).remote(place)
-        )
-    return workers
-
-
-def ask_last_lengths(
-    workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str]
-) -> list[tuple[Any, list[int]]]:
-    """Call each prompt's worker for `last_lengths` without waiting; return references with their prompts' places."""
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, key in enumerate(prompt_keys if workers else ()):
-        places[owner(key, len(workers))].append(place)
-    return [
-        (workers[number].last_lengths.remote([prompt_keys[place] for place in share]), share)
-        for number, share in places.items()
-    ]
-
-
-def last_lengths(
-    workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str], timeout_s: float
-) -> list[tuple[int, ...]]:
-    """Return each prompt's response lengths in its last rollout (`HistoryShard.last_lengths`), from its worker.
-
-    The planner of a rollout calls this before the rollout. If a worker is gone or does not answer in time, its prompts
-    have no history, as if they were never seen.
-    """
-    found: list[tuple[int, ...]] = [()] * len(prompt_keys)
-    asked = dict(ask_last_lengths(workers, prompt_keys))
-    for answer in ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)[0] if asked else ():
-        with suppress(ray.exceptions.RayError):
-            for place, lengths in zip(asked[answer], ray.get(answer), strict=True):
-                found[place] = lengths
-    return found
-
-
-def stop_history_workers(workers: Sequence[ray.actor.ActorHandle]) -> None:
-    """Make the workers delete their files, as far as they answer; their processes end with the run."""
-    if not workers:
-        return
-    with suppress(ray.exceptions.RayError):
-        ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=CLOSE_SECONDS)

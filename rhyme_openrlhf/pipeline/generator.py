@@ -23,7 +23,7 @@ import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.engine.port import prompt_engines_left
-from rhyme_openrlhf.history.worker import ask_last_lengths
+from rhyme_openrlhf.history.workers import announce, ask_last_lengths
 from rhyme_openrlhf.pipeline.step import PromptStream, Step
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
@@ -33,7 +33,6 @@ from rhyme_openrlhf.training.samples_generator import (
     GeneratorState,
     RhymeSamplesGenerator,
     Row,
-    announce,
     leave_out,
     stand_in,
 )
@@ -142,7 +141,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         for place, engine in enumerate(engine_of):
             by_engine[engine].append(place)
         if self.services.settings.histospec.enable:
-            announce(step.prompts, self.services.history_workers)
+            announce(step.prompts, self.services.history_workers, step.number)
         if self._home is not None:
             self._acknowledged([self._home.open.remote()])
             self._home.begin_step.remote(step.number, 0, lengths)
@@ -165,7 +164,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
     def hand_again(self, step: Step, places: Sequence[int], engine: int) -> None:
         """Have whole prompt groups of a step that engines have generated again, or for the first time, at `engine`."""
         if self.services.settings.histospec.enable:
-            announce([step.prompts[place] for place in places], self.services.history_workers)
+            announce([step.prompts[place] for place in places], self.services.history_workers, step.number)
         samples = len(places) * self.args.rollout.n_samples_per_prompt
         ((number, new),) = self._acknowledged(
             [self.vllm_engines[engine].extend_turn.remote(step.turn, samples, self._traced(step))]

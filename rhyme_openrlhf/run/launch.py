@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.history.archive import About
 from rhyme_openrlhf.history.lineage import Ancestors, Lineage, lineage
-from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
+from rhyme_openrlhf.history.workers import start_history_workers, stop_history_workers
 from rhyme_openrlhf.job_variables import job_variables
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.run.ending import Ending, LossyFile, Outcome, Reserve, outcome_of, say, tell
@@ -114,6 +114,8 @@ def run_training(
     started = time.time()
     settings = dataclasses.replace(settings, control=settings.control.with_uids())
     checkpoints, notes = prepare(args, prompts)
+    if ancestors is not None and ancestors.gone and checkpoints.resume is None:
+        raise LaunchError(ancestors.gone[0])
     run = make_run_directory(settings.run.dir, settings.run.name, started)
     found, said = _lineage(args, settings, run, checkpoints, started, ancestors)
     notes += said
@@ -158,7 +160,8 @@ def _lineage(
     """Return what a run leaves of its history and drafts from, and what the user is to be told of it."""
     if ancestors is None or not settings.keeps_history:
         return None, []
-    about = About(settings.run.name, ancestors.tokenizer, args.actor.model_name_or_path, started)
+    names = settings.run.name, ancestors.tokenizer, args.actor.model_name_or_path
+    about = About(*names, started, settings.control.run_uid, args.data.prompt_dataset)
     resumed = checkpoints.resume.drafted_from if checkpoints.resume is not None else None
     return lineage(settings.history, settings.run.reproducible, run.path, about, ancestors, resumed)
 

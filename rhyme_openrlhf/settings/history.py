@@ -53,14 +53,15 @@ class HistorySettings(Settings):
         AUTO,
         "Earlier runs whose responses to the same prompts are drafted from. Run directories, checkpoints or stores, "
         "with commas between them; 'auto': the newest runs beside this one, and --history.store; 'none'. They need the "
-        "same tokenizer, not the same model. A reproducible run takes 'auto' as 'none' for runs beside it.",
+        "same tokenizer, not the same model. A reproducible run takes 'auto' as 'none' for runs beside it. A control "
+        "plane takes uids of its runs, too.",
         kind="runs",
     )
     store: str = option(
         "",
         "Directory where runs leave their responses for other runs, and see those of others while they go on. On a "
         "cluster it must be on a file system that all nodes share. If not given: in the run directory. A run leaves at "
-        "most --history.memory_gb a node; only its user can read them.",
+        "most --history.memory_gb a node; only its user can read them. The 20 newest runs of each tokenizer stay.",
         kind="output",
         expert=True,
     )

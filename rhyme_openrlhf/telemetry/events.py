@@ -313,6 +313,34 @@ class HistoryState(Event):
 
 
 @dataclass(frozen=True)
+class EarlierRun(Event):
+    """A history worker's account of an earlier run after step `step` (0: at the start), for the worker's own prompts.
+
+    - `run`, `uid`: its name, and its id in a control plane or "". `directory`: where its responses are.
+    - `prompts` of this run's `of` prompts were known from it at the start, each from at most `epochs` rollouts; all 0
+      for a run that came later.
+    - `drafted_from`: how often a prompt's index was built with its responses so far.
+    - Of `judged` tokens that drafts from it alone would have had, `right` were right; older ones count less.
+    - `left_out`: nothing is drafted from it now.
+    """
+
+    kind: ClassVar[str] = "earlier_run"
+    progress: ClassVar[bool] = False
+    step: int
+    worker: int
+    run: str
+    uid: str
+    directory: str
+    prompts: int
+    of: int
+    epochs: int
+    drafted_from: int
+    judged: int
+    right: int
+    left_out: bool
+
+
+@dataclass(frozen=True)
 class DraftBudget(Event):
     """An engine's choice of drafts in a step's rollout stage, by how many samples were running.
 
@@ -561,8 +589,8 @@ class RunFinished(Event):
 
 EVENT_CLASSES: tuple[type[Event], ...] = (
     RunStarted, RolloutStarted, RolloutProgress, RolloutFinished, EngineStep, EngineInterval, EngineSample,
-    SampleMoved, LayoutSwitched, RankStability, HistoryState, RankGroups, DraftBudget, DraftGain, OffPolicyness,
-    SystemSample,
+    SampleMoved, LayoutSwitched, RankStability, HistoryState, EarlierRun, RankGroups, DraftBudget, DraftGain,
+    OffPolicyness, SystemSample,
     WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessReady, Measuring, ProcessDied,
     Evaluation, EvaluationProgress, CheckpointSaved, Note, RunFinished,
 )  # fmt: skip

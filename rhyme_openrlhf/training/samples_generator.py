@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -29,8 +29,8 @@ from rhyme_openrlhf.engine.checked_reward import RewardError, shown
 from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.engine_errors import engines_left
-from rhyme_openrlhf.history.worker import last_lengths
-from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key
+from rhyme_openrlhf.history.workers import announce, known_earlier, last_lengths
+from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.step_plan import by_predicted_work
 from rhyme_openrlhf.settings.history import AUTO, NONE
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
@@ -47,8 +47,6 @@ from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, Rollo
 REPORT_TIMEOUT_SECONDS = 120.0
 # History workers answer within milliseconds; a rollout does not wait longer to be spread a little better.
 LENGTHS_TIMEOUT_SECONDS = 2.0
-# A hundred thousand records of earlier runs are found in two seconds; after this the run begins without.
-KNOWN_TIMEOUT_SECONDS = 60.0
 # In a data loader's state (torchdata 0.11): whether its epoch's prompts are all drawn.
 LOADER_FINISHED = "_iterator_finished"
 
@@ -195,7 +193,9 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self._stage.start()
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
-        announce(prompts, self.services.history_workers, self._evaluating)
+        # An evaluation is that of the step before it.
+        step = self.step if self._evaluating else self.step + 1
+        announce(prompts, self.services.history_workers, step, evaluation=self._evaluating)
         lengths = self._last_lengths(prompts)
         with self._samples_at_home(prompts, lengths, **kwargs), self._by_predicted_work(lengths, **kwargs):
             return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
@@ -350,43 +350,6 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self.services.record_all([*told, *intervals], SOURCE)
         self.services.record_lengths(step, samples)
         self.services.record(rollout_finished(step, epoch, stage.seconds, samples), SOURCE)
-
-
-def known_earlier(keys: list[str], workers: Sequence[Any], named: bool) -> list[str]:
-    """Return one sentence for each earlier run that has responses to some of these prompts.
-
-    `named`: the user has named runs, so that nothing found is also told.
-    """
-    shares: dict[int, list[str]] = defaultdict(list)
-    for key in keys:
-        shares[owner(key, len(workers))].append(key)
-    asked = [workers[number].known_earlier.remote(share) for number, share in shares.items()]
-    try:
-        answers = ray.get(asked, timeout=KNOWN_TIMEOUT_SECONDS)
-    except ray.exceptions.RayError:
-        return ["the history workers are still reading what earlier runs have left"]
-    prompts: Counter[tuple[str, str]] = Counter()
-    rollouts: Counter[tuple[str, str]] = Counter()
-    for known in (known for answer in answers for known in answer):
-        run = known.archive, known.run
-        prompts[run] += known.prompts
-        rollouts[run] = max(rollouts[run], known.rollouts)
-    if not prompts and named:
-        return ["no prompt is known from the runs of --history.earlier"]
-    return [
-        f"{count} of {len(keys)} prompts known from run {run[1]}, "
-        + (f"epochs 1 to {rollouts[run]}" if rollouts[run] > 1 else "one epoch")
-        for run, count in prompts.most_common()
-    ]
-
-
-def announce(prompts: list[str], workers: Sequence[Any], evaluation: bool = False) -> None:
-    """Tell each history worker, without waiting, which of its prompts engines will ask for."""
-    keys: dict[int, list[str]] = defaultdict(list)
-    for key in map(prompt_key, prompts if workers else ()):
-        keys[owner(key, len(workers))].append(evaluation_key(key) if evaluation else key)
-    for number, share in keys.items():
-        workers[number].prepare.remote(share)
 
 
 def routed(engines: Sequence[Any], chosen: Sequence[int]) -> list[Any]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.cli import history
-from rhyme_openrlhf.history.archive import archives_in
-from tests.history.archives import archive, record
+from rhyme_openrlhf.history.archive import ArchiveWriter
+from rhyme_openrlhf.history.store import archives_in
+from tests.history.archives import LIMIT, about, archive, record
 
 P, Q = "a" * 32, "b" * 32
 
@@ -72,3 +73,14 @@ def test_a_checkpoint_is_listed_and_never_deleted(tmp_path: Path) -> None:
     assert history.main(["list", str(checkpoint)]) == 0
     assert history.main(["prune", str(checkpoint), "--keep-gb", "0"]) == 0
     assert sorted(path.name for path in checkpoint.iterdir()) == ["history-0-of-1", "state.json"]
+
+
+def test_a_run_that_goes_on_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    going = ArchiveWriter(tmp_path / "going", about("going"), 0, LIMIT)
+    archive(tmp_path / "over", record(P, 1, [1]), run="over")
+    assert history.main(["prune", str(tmp_path), "--keep-gb", "0"]) == 0
+    assert [one.about.run for one in archives_in(tmp_path)] == ["going"]
+    assert "kept going, which is going on" in capsys.readouterr().out
+    going.close()
+    assert history.main(["prune", str(tmp_path), "--keep-gb", "0"]) == 0
+    assert list(tmp_path.iterdir()) == []

@@ -26,6 +26,7 @@ DESCRIBED = {
     "Spread": "SpreadView", "MeanCurve": "MeanCurveView", "GroupFigure": "GroupFigureView", "GroupedRun": "GroupedRun",
     "Group": "GroupView", "Groups": "Groups", "Sweep": "Sweep",
     "Token": "TokenView", "IssuedToken": "IssuedToken", "AuditEntry": "AuditEntryView", "Phase": "PhaseView",
+    "EarlierRun": "EarlierRunView",
     "QueuedRun": "QueuedRunView", "Queue": "QueueView",
     "Webhook": "WebhookView", "IssuedWebhook": "IssuedWebhook", "Delivery": "DeliveryView",
 }  # fmt: skip

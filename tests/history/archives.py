@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rhyme_openrlhf.history.archive import About, Archive, ArchiveWriter, read_archive
+from rhyme_openrlhf.history.archive import About, Archive, ArchiveReader, ArchiveWriter, read_archive
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.record import Record, encode
 
@@ -30,3 +30,8 @@ def archive(directory: Path, *records: Record, run: str = "math", started: float
         assert writer.add(encode(one))
     writer.close()
     return read_archive(directory)
+
+
+def read_all(reader: ArchiveReader) -> list[bytes]:
+    """Return the encoded records that came since the last call."""
+    return [encoded for _, stored in reader.new() if (encoded := reader.read(stored)) is not None]

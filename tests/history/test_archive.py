@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import shutil
 import stat
@@ -13,21 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.history import archive as module
-from rhyme_openrlhf.history.archive import ArchiveError, ArchiveReader, ArchiveWriter, archives_in, beside, in_store
-from rhyme_openrlhf.history.journal import ENTRY, NO_RUN, entry, write_entries
+from rhyme_openrlhf.history.archive import ArchiveReader, ArchiveWriter, delete, goes_on
+from rhyme_openrlhf.history.journal import ENTRY, entry
 from rhyme_openrlhf.history.record import Record, decode, encode
+from rhyme_openrlhf.history.store import archives_in
 from tests.examples import examples
-from tests.history.archives import LIMIT, about, archive, record
+from tests.history.archives import LIMIT, about, archive, read_all, record
 
 FILE = "worker-0.responses"
 records = st.builds(
     lambda key, step, tokens: record(key, step, tokens),
     st.sampled_from(["a" * 32, "b" * 32, "b" * 32 + "-1"]), st.integers(1, 9), st.lists(st.integers(0, 9), max_size=9),
 )  # fmt: skip
-
-
-def read_all(reader: ArchiveReader) -> list[bytes]:
-    return [encoded for _, stored in reader.new() if (encoded := reader.read(stored)) is not None]
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -138,60 +135,6 @@ def test_an_entry_with_impossible_sizes_ends_its_file(tmp_path: Path) -> None:
         assert len(read_all(ArchiveReader(made))) == 1, length
 
 
-# --- finding archives
-
-
-def test_a_path_is_a_run_an_archive_a_checkpoint_or_a_store(tmp_path: Path) -> None:
-    run = archive(tmp_path / "runs" / "one" / "history" / "archive")
-    assert archives_in(tmp_path / "runs" / "one") == archives_in(run.directory) == [run]
-    older = archive(tmp_path / "store" / "x", run="older", started=1)
-    newer = archive(tmp_path / "store" / "y", run="newer", started=2)
-    (tmp_path / "store" / "other").mkdir()
-    assert archives_in(tmp_path / "store") == in_store(tmp_path / "store") == [newer, older]
-    tag = tmp_path / "_rhyme" / "global_step2"
-    tag.mkdir(parents=True)
-    one = encode(record("a" * 32, 2, [1, 2]))
-    write_entries(tag / "history-0-of-1", NO_RUN, [encode(Record("a" * 32, -1, earlier=((1, 2.0),))), one])
-    (tag / "state.json").write_text(json.dumps({"tokenizer": "t"}))
-    (found,) = archives_in(tag)
-    assert (found.about.tokenizer, read_all(ArchiveReader(found))) == ("t", [one])
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"format": 2}', '{"format": 1}', '{"format": 1, "run": "x"}'])
-def test_a_description_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
-    archive(tmp_path / "store" / "a")
-    (tmp_path / "store" / "a" / "run.json").write_text(content)
-    with pytest.raises(ArchiveError, match=r"run\.json"):
-        archives_in(tmp_path / "store" / "a")
-    assert in_store(tmp_path / "store") == []
-
-
-def test_what_has_no_archive_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match="no run directory, checkpoint or store"):
-        archives_in(tmp_path)
-    with pytest.raises(ArchiveError, match="nowhere"):
-        archives_in(tmp_path / "nowhere")
-
-
-def test_runs_beside_are_the_newest_of_the_same_tokenizer(tmp_path: Path) -> None:
-    for number in range(4):
-        directory = tmp_path / f"run-{number}"
-        archive(directory / "history" / "archive", run=str(number))
-        os.utime(directory, (number, number))
-    other = ArchiveWriter(tmp_path / "other" / "history" / "archive", about("other", "another"), 0, LIMIT)
-    other.close()
-    found = beside(tmp_path / "run-2", about().tokenizer, 2)
-    assert [one.about.run for one in found] == ["3", "1"]
-
-
-def test_attempts_of_a_control_planes_runs_are_beside_each_other(tmp_path: Path) -> None:
-    for number, name in enumerate(("one/attempt-1", "one/attempt-2", "two/attempt-1", "three/attempt-1")):
-        archive(tmp_path / name / "history" / "archive", run=name)
-        os.utime(tmp_path / name, (number, number))
-    found = beside(tmp_path / "two" / "attempt-1", about().tokenizer, 9)
-    assert [one.about.run for one in found] == ["three/attempt-1", "one/attempt-2", "one/attempt-1"]
-
-
 def test_a_records_tokens_come_back(tmp_path: Path) -> None:
     made = archive(tmp_path / "a", record("a" * 32, 3, [1, 2, 3], [4]))
     reader = ArchiveReader(made)
@@ -199,21 +142,6 @@ def test_a_records_tokens_come_back(tmp_path: Path) -> None:
     found = decode(reader.read(stored) or b"")
     assert (key, stored.rollout_id, stored.tokens) == ("a" * 32, 3, 8)
     assert [list(piece.tokens) for piece in found.pieces] == [[1, 2, 3], [4]]
-
-
-def test_pipes_loops_and_odd_descriptions_beside_a_run_are_passed_over(tmp_path: Path) -> None:
-    """Another user of the directory must not make a run wait, or fail."""
-    good = archive(tmp_path / "good" / module.FOLDER, record("a" * 32, 1, [1]))
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    odd = {"deep": "[" * 100_000, "late": '{"format": 1, "run": "r", "tokenizer": "t", "model": "", "started": 1e999}'}
-    for name, text in odd.items():
-        (tmp_path / name / module.FOLDER).mkdir(parents=True)
-        (tmp_path / name / module.FOLDER / "run.json").write_text(text)
-    (tmp_path / "pipe" / module.FOLDER).mkdir(parents=True)
-    os.mkfifo(tmp_path / "pipe" / module.FOLDER / "run.json")
-    assert [one.directory for one in beside(tmp_path / "mine", good.about.tokenizer, 9)] == [good.directory]
-    os.mkfifo(good.directory / "worker-1.responses")
-    assert len(read_all(ArchiveReader(good))) == 1
 
 
 def test_workers_that_start_together_describe_one_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,3 +156,63 @@ def test_workers_that_start_together_describe_one_archive(tmp_path: Path, monkey
         "run.json",
         *(f"worker-{n}.responses" for n in range(3)),
     ]
+
+
+# --- whether its run goes on
+
+
+def test_a_run_goes_on_until_its_writer_closes_or_dies(tmp_path: Path) -> None:
+    writer = ArchiveWriter(tmp_path / "a", about(), 0, module.HEADER.size)
+    (made,) = archives_in(tmp_path / "a")
+    # Also one whose archive is full.
+    assert not writer.add(encode(record("a" * 32, 1, [1]))) and writer.ended
+    assert goes_on(made)
+    writer.close()
+    assert not goes_on(made)
+    child = os.fork()
+    if child == 0:
+        ArchiveWriter(tmp_path / "a", about(), 0, LIMIT)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not goes_on(made)
+
+
+def test_where_there_are_no_locks_every_run_may_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: int, how: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    made = archive(tmp_path / "a", record("a" * 32, 1, [1]))
+    assert goes_on(made)
+
+
+def test_deleting_takes_an_archives_own_files_only(tmp_path: Path) -> None:
+    made = archive(tmp_path / "a", record("a" * 32, 1, [1]))
+    tag = tmp_path / "a" / "_rhyme" / "global_step1"
+    tag.mkdir(parents=True)
+    (tag / "history-0-of-1").write_bytes(b"a checkpoint's")
+    assert delete(made) > 0
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["history-0-of-1"]
+    other = archive(tmp_path / "b", record("a" * 32, 1, [1]))
+    delete(other)
+    assert not (tmp_path / "b").exists()
+
+
+def test_behind_a_torn_entry_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers would never see it: a disk that was full for a moment must not cost a gigabyte for nothing."""
+    writer = ArchiveWriter(tmp_path / "a", about(), 0, LIMIT)
+    writer.add(encode(record("a" * 32, 1, [1])))
+    write, wrote = os.write, []
+
+    def full(file: int, content: bytes) -> int:
+        if wrote:
+            raise OSError(28, "No space left on device")
+        wrote.append(write(file, content[:5]))
+        return wrote[0]
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        writer.add(encode(record("a" * 32, 2, [2])))
+    monkeypatch.undo()
+    assert not writer.add(encode(record("a" * 32, 3, [3])))
+    assert len(read_all(ArchiveReader(archives_in(tmp_path / "a")[0]))) == 1

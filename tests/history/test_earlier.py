@@ -11,10 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.history.archive import Archive, ArchiveReader, ArchiveWriter, archives_in
-from rhyme_openrlhf.history.earlier import LEAST_RIGHT, EarlierRuns, Known, Sources, agreement, around
+from rhyme_openrlhf.history import earlier as earlier_module
+from rhyme_openrlhf.history import store as store_module
+from rhyme_openrlhf.history.archive import Archive, ArchiveReader, ArchiveWriter, Stored, delete
+from rhyme_openrlhf.history.earlier import (
+    JUDGED_LENGTH,
+    JUDGED_OTHERS,
+    JUDGED_SAMPLES,
+    LEAST_RIGHT,
+    RUNS_DRAFTED,
+    EarlierRuns,
+    Known,
+    Sources,
+    Standing,
+    agreement,
+    around,
+)
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.record import HEAD, Record, encode
+from rhyme_openrlhf.history.store import MOST_RUNS, archives_in
 from tests.examples import examples
 from tests.history.archives import LIMIT, TOKENIZER, about, archive, record
 
@@ -38,6 +53,11 @@ def drafted(runs: EarlierRuns, key: str, visit: int) -> list[list[int]]:
 
 def text(seed: int, size: int = 200) -> list[int]:
     return [random.Random(seed).randrange(VOCABULARY) for _ in range(size)]
+
+
+def wrong(real: list[int]) -> list[int]:
+    """Return a text that goes on wrongly after any two tokens of the real one."""
+    return [token for at in range(len(real) - 1) for token in (*real[at : at + 2], (real[at] + 50) % VOCABULARY)]
 
 
 def test_a_visit_drafts_from_the_same_epoch_and_the_next(tmp_path: Path) -> None:
@@ -98,9 +118,8 @@ def test_the_run_that_says_what_this_one_says_is_chosen(tmp_path: Path) -> None:
 def test_a_run_whose_drafts_are_wrong_is_left_out_at_once(tmp_path: Path) -> None:
     """Poison: after any two tokens of the real response the archive goes on wrongly."""
     real = text(1, 240)
-    wrong = [token for at in range(len(real) - 1) for token in (*real[at : at + 2], (real[at] + 50) % VOCABULARY)]
     good = archive(tmp_path / "good", record(P, 1, real), run="good")
-    poisoned = archive(tmp_path / "poisoned", record(P, 1, wrong), run="poisoned", started=2)
+    poisoned = archive(tmp_path / "poisoned", record(P, 1, wrong(real)), run="poisoned", started=2)
     said: list[str] = []
     runs = runs_of(good, poisoned, said=said)
     runs.judge(P, 0, [Piece([7, 7], real, 1.0)])
@@ -110,6 +129,76 @@ def test_a_run_whose_drafts_are_wrong_is_left_out_at_once(tmp_path: Path) -> Non
     # It stays out, and nobody hears of it again.
     runs.judge(P, 0, [Piece([7, 7], real, 1.0)])
     assert len(said) == 1
+
+
+def test_one_bad_step_does_not_leave_a_run_out_for_good(tmp_path: Path) -> None:
+    """A poisoned run stays out, also when it is the only one and so drafts nothing."""
+    bad_step, real = text(5, 240), text(1, 240)
+    said: list[str] = []
+    runs = runs_of(archive(tmp_path / "a", record(P, 1, real), record(Q, 1, wrong(bad_step)), run="a"), said=said)
+    runs.judge(Q, 0, [Piece([7, 7], bad_step, 1.0)])
+    assert not runs.has(P) and runs.judges(P)
+    steps = 0
+    while not runs.has(P):
+        steps += 1
+        runs.judge(P, 0, [Piece([7, 7], real, 1.0)])
+    assert steps <= 2
+    assert [sentence.split(" from ")[0] for sentence in said] == ["no longer drafts", "drafts again"]
+    assert drafted(runs, P, 0) == [real]
+
+
+def test_what_drafts_is_always_judged_and_the_others_in_turn(tmp_path: Path) -> None:
+    """However many runs there are, and however long their rollouts: what is read for a prompt is bounded."""
+    count = RUNS_DRAFTED + 3 * JUDGED_OTHERS
+    long = [text(seed, 4 * JUDGED_LENGTH) for seed in range(2 * JUDGED_SAMPLES)]
+    made = [
+        archive(tmp_path / str(n), *(record(P, step, *long) for step in (1, 2, 3)), run=str(n), started=n)
+        for n in range(count)
+    ]
+    runs = runs_of(*made)
+    read: list[tuple[str, int]] = []
+
+    class Counting(ArchiveReader):
+        def read(self, stored: Stored) -> bytes | None:
+            read.append((self.archive.about.run, stored.rollout_id))
+            return super().read(stored)
+
+    for run in runs._runs.values():
+        run.reader.__class__ = Counting
+    judged = []
+    for _ in range(3):
+        read.clear()
+        runs.judge(P, 0, [Piece([7, 7], text(99), 1.0)])
+        assert {rollout for _, rollout in read} == {1, 2}
+        assert len(read) == 2 * (RUNS_DRAFTED + JUDGED_OTHERS)
+        judged.append({run for run, _ in read})
+    assert {str(count - 1), str(count - 2)} <= judged[0]
+    assert set.union(*judged) == {str(n) for n in range(count)}
+
+
+def test_only_the_beginnings_of_some_responses_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [[n] * (3 * JUDGED_LENGTH) for n in range(3 * JUDGED_SAMPLES)]
+    runs = runs_of(archive(tmp_path / "a", record(P, 1, *many), record(P, 2, *many)))
+    indexed: list[list[Piece]] = []
+    monkeypatch.setattr(earlier_module, "agreement", lambda pieces, said: indexed.append(pieces) or (1, 1))
+    runs.judge(P, 0, [Piece([7, 7], [1], 1.0)])
+    (pieces,) = indexed
+    assert [len(piece.tokens) for piece in pieces] == [JUDGED_LENGTH] * 2 * JUDGED_SAMPLES
+
+
+def test_what_was_found_out_is_told(tmp_path: Path) -> None:
+    real = text(1, 240)
+    good = archive(tmp_path / "good", record(P, 1, real), record(P, 2, real), run="good")
+    bad = archive(tmp_path / "bad", record(P, 1, wrong(real)), run="bad", started=2)
+    archive_of_another = archive(tmp_path / "other", record("c" * 32, 1, real))
+    runs = runs_of(good, bad, archive_of_another)
+    runs.known([P, Q])
+    assert runs.standings() == [Standing(good, 1, 2, 2, 0, 0, 0, False), Standing(bad, 1, 2, 1, 0, 0, 0, False)]
+    runs.judge(P, 0, [Piece([7, 7], real, 1.0)])
+    drafted(runs, P, 0)
+    first, second = runs.standings()
+    assert (first.drafted_from, first.left_out, second.drafted_from, second.left_out) == (1, False, 0, True)
+    assert first.right > 0.9 * first.judged > 100 and second.right < LEAST_RIGHT * second.judged
 
 
 def test_agreement_counts_the_drafted_tokens_that_were_right() -> None:
@@ -199,6 +288,37 @@ def test_a_store_is_seen_as_it_grows(tmp_path: Path) -> None:
     runs.refresh()
     assert drafted(runs, P, 0) == [[1], [2]]
     assert runs.known([P]) == [Known(str(tmp_path / "store" / "a"), "sibling", 1, 2)]
+
+
+def test_a_run_reads_no_more_than_the_newest_of_a_store(tmp_path: Path) -> None:
+    """In a sweep runs come and go for days: what a run holds of them is bounded."""
+    named = archive(tmp_path / "named", record(P, 1, [1]), run="named", started=-1)
+    sources = Sources((named,), (tmp_path / "store",), TOKENIZER, VOCABULARY)
+    runs = EarlierRuns(sources, lambda _: True, 10**6, pytest.fail)
+    sizes = []
+    for number in range(MOST_RUNS + 5):
+        archive(tmp_path / "store" / str(number), record(P, 1, [number]), run=str(number), started=number)
+        runs.refresh()
+        sizes.append(runs.data_bytes)
+    assert {one.run for one in runs.known([P])} == {"named", *map(str, range(5, MOST_RUNS + 5))}
+    assert sizes[-1] == sizes[MOST_RUNS] == max(sizes)
+    # Deleted ones are forgotten too.
+    for one in archives_in(tmp_path / "store"):
+        delete(one)
+    runs.refresh()
+    assert [one.run for one in runs.known([P])] == ["named"]
+    assert runs.data_bytes == sizes[0] // 2
+
+
+def test_a_stores_descriptions_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        archive(tmp_path / str(number), record(P, 1, [number]))
+    read: list[Path] = []
+    read_archive = store_module.read_archive
+    monkeypatch.setattr(store_module, "read_archive", lambda path: read.append(path) or read_archive(path))
+    runs = runs_of(stores=[tmp_path])
+    runs.refresh()
+    assert len(read) == 3
 
 
 def test_a_run_never_drafts_from_its_own_archive(tmp_path: Path) -> None:

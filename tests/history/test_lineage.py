@@ -12,6 +12,7 @@ import pytest
 
 from rhyme_openrlhf.history.archive import ArchiveError, ArchiveWriter, fingerprint
 from rhyme_openrlhf.history.lineage import Ancestors, Lineage, ancestors, lineage
+from rhyme_openrlhf.history.store import MOST_RUNS
 from rhyme_openrlhf.settings.history import HistorySettings
 from tests.history.archives import LIMIT, TOKENIZER, about, archive, record
 
@@ -64,6 +65,33 @@ def test_another_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -> None:
         ancestors(HistorySettings(earlier=str(tmp_path / "nowhere")), Tokenizer())
     for word in ("auto", "none"):
         assert ancestors(HistorySettings(earlier=word), Tokenizer()).named == ()
+
+
+def test_a_run_that_may_resume_is_not_refused_for_what_is_gone(tmp_path: Path) -> None:
+    same, gone = a_run(tmp_path / "same"), tmp_path / "gone"
+    found = ancestors(HistorySettings(earlier=f"{gone},{same}"), Tokenizer(), may_resume=True)
+    assert [one.about.run for one in found.named] == ["same"]
+    assert [str(gone) in sentence for sentence in found.gone] == [True]
+    # Its tokens would mean something else: that is a mistake of now.
+    other = a_run(tmp_path / "other", "another")
+    with pytest.raises(ArchiveError, match="another tokenizer"):
+        ancestors(HistorySettings(earlier=f"{gone},{other}"), Tokenizer(), may_resume=True)
+    resumed, said = made(tmp_path / "this", named=found, earlier=f"{gone},{same}")
+    assert of(resumed) == ["same"]
+    assert len(said) == 1 and "the run goes on with the history of its checkpoint" in said[0]
+    # A reproducible run reads what its checkpoint names, and says what of that is missing.
+    _, said = made(tmp_path / "this", True, {str(gone): {"worker-0.responses": 9}}, found, earlier=f"{gone},{same}")
+    assert len(said) == 1 and f"drafted from {gone}, which is missing" in said[0]
+
+
+def test_a_run_that_starts_bounds_its_store(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for number in range(MOST_RUNS + 2):
+        archive(store / str(number), record(P, 1, [1]), run=str(number), started=number)
+    _, said = made(tmp_path / "this", store=str(store), earlier="none")
+    assert len(list(store.iterdir())) == MOST_RUNS
+    assert len(said) == 1 and f"deleted the responses of 2 older runs from {store}" in said[0]
+    assert made(tmp_path / "this", store=str(store))[1] == []
 
 
 def test_auto_is_the_newest_runs_beside_this_one(tmp_path: Path) -> None:

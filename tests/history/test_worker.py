@@ -18,12 +18,8 @@ ray = pytest.importorskip("ray")
 from rhyme_openrlhf.engine.actor_parts.histories import PREFIX, HistoryFeed  # noqa: E402
 from rhyme_openrlhf.engine.calls import SchedulerDrafting  # noqa: E402
 from rhyme_openrlhf.history.index import DraftIndex, Piece  # noqa: E402
-from rhyme_openrlhf.history.worker import (  # noqa: E402
-    PromptRollout,
-    last_lengths,
-    start_history_workers,
-    stop_history_workers,
-)
+from rhyme_openrlhf.history.worker import PromptRollout  # noqa: E402
+from rhyme_openrlhf.history.workers import last_lengths, start_history_workers, stop_history_workers  # noqa: E402
 from rhyme_openrlhf.prompt_keys import owner, prompt_key  # noqa: E402
 from rhyme_openrlhf.settings.history import HistorySettings  # noqa: E402
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402

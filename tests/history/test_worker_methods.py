@@ -89,7 +89,7 @@ def test_indexes_beyond_the_memory_are_on_the_disk_and_come_back(tmp_path: Path,
         assert 0 < state.disk_bytes < state.spilled * 16 * TOKENS
         # What was recorded last is needed last: it is on the disk, and comes back when it is announced.
         announced = [one.prompt_key for one in rollouts[-5:]]
-        await worker.prepare([*announced, prompt_key("never seen")])
+        await worker.prepare([*announced, prompt_key("never seen")], 2)
         for one in reversed(rollouts[-10:]):
             assert drafts(await worker.index(one.prompt_key), one)
         assert await worker.index(prompt_key("never seen")) is None
@@ -110,7 +110,7 @@ def test_all_rounds_of_an_announced_prompt_come_back(tmp_path: Path, recorder: R
         conversation = [rollout("conversation", number, number) for number in range(3)]
         await worker.record(1, [*(rollout(f"prompt {n}", n) for n in range(30)), *conversation])
         recorder.take(Note)
-        await worker.prepare([prompt_key("conversation")])
+        await worker.prepare([prompt_key("conversation")], 2)
         assert all([drafts(await worker.index(one.prompt_key), one) for one in conversation])
         await worker.record(2, [])
         assert recorder.take(HistoryState)[0].hits == 3

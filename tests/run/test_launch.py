@@ -15,8 +15,11 @@ import pytest
 
 pytest.importorskip("openrlhf")
 
+from rhyme_openrlhf.history.lineage import Ancestors
 from rhyme_openrlhf.run import launch
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.run import RunSettings
+from rhyme_openrlhf.telemetry.services import Checkpoints
 
 SECRET = "hunter2secret"
 # As vLLM's engine core: a driver of its own, whose actor has a place in the placement group named on its command line.
@@ -99,3 +102,15 @@ def test_ranks_of_an_engine_are_another_job_whose_logs_are_kept_and_strangers_ar
     launch._keep_logs(session_dir, SimpleNamespace(logs=logs), jobs)  # type: ignore[arg-type]
     kept = "".join(log.read_text() for log in logs.glob("worker-*.out"))
     assert "an engine of the run" in kept and "a rank of the run" in kept and "another run" not in kept
+
+
+def test_a_run_that_does_not_resume_is_refused_for_earlier_runs_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is made: --ckpt.load_enable may have found no checkpoint."""
+    gone = Ancestors("a tokenizer", 9, (), ("--history.earlier: /gone is no run directory",))
+    monkeypatch.setattr(launch, "prepare", lambda args, prompts: (Checkpoints(None, {}), []))
+    settings = RhymeSettings(run=RunSettings(dir=str(tmp_path / "run")))
+    with pytest.raises(launch.LaunchError, match=r"^--history\.earlier: /gone is no run directory$"):
+        launch.run_training(SimpleNamespace(), settings, 1, None, False, [], gone)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()

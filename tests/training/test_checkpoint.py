@@ -21,7 +21,8 @@ if not gpu_present():
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController, FixedKLController  # noqa: E402
 
 from rhyme_openrlhf.history.index import Piece  # noqa: E402
-from rhyme_openrlhf.history.worker import PromptRollout, start_history_workers  # noqa: E402
+from rhyme_openrlhf.history.worker import PromptRollout  # noqa: E402
+from rhyme_openrlhf.history.workers import start_history_workers  # noqa: E402
 from rhyme_openrlhf.settings.history import HistorySettings  # noqa: E402
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note  # noqa: E402
 from rhyme_openrlhf.telemetry.services import Checkpoints, ResumePoint  # noqa: E402

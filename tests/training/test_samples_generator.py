@@ -24,16 +24,9 @@ if not gpu_present():
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.engine.requests import VisitedPrompt
-from rhyme_openrlhf.history.earlier import Known
 from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key
 from rhyme_openrlhf.training import samples_generator
-from rhyme_openrlhf.training.samples_generator import (
-    LOADER_FINISHED,
-    RhymeSamplesGenerator,
-    announce,
-    known_earlier,
-    routed,
-)
+from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, routed
 from tests.examples import examples
 from tests.training.prompt_loader import a_loader
 
@@ -194,44 +187,9 @@ def test_an_evaluations_responses_are_kept_for_the_next_one(monkeypatch: pytest.
     assert sent == []
 
 
-def test_what_is_known_is_told_in_a_line_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers' shares add up, two runs of one name do not."""
-    keys = [prompt_key(str(number)) for number in range(40)]
-    asked: list[list[str]] = []
-
-    def answer(share: list[str]) -> list[Known]:
-        asked.append(share)
-        return [Known("/a", "math", len(share), 3), Known("/b", "math", 1, 1)]
-
-    monkeypatch.setattr(samples_generator.ray, "get", lambda answers, timeout: answers)
-    workers = [NS(known_earlier=NS(remote=answer))] * 2
-    assert known_earlier(keys, workers, named=False) == [
-        "40 of 40 prompts known from run math, epochs 1 to 3",
-        "2 of 40 prompts known from run math, one epoch",
-    ]
-    assert sorted(key for share in asked for key in share) == sorted(keys)
-    monkeypatch.setattr(samples_generator.ray, "get", lambda answers, timeout: [[], []])
-    assert known_earlier(keys, workers, named=False) == []
-    assert known_earlier(keys, workers, named=True) == ["no prompt is known from the runs of --history.earlier"]
-
-
 def test_a_visited_prompt_travels_as_it_is() -> None:
     prompt = pickle.loads(pickle.dumps(VisitedPrompt("text", 3)))
     assert isinstance(prompt, VisitedPrompt) and (prompt, prompt.visit) == ("text", 3)
-
-
-def test_prompts_are_announced_to_the_workers_that_own_them_when_they_are_sent() -> None:
-    told: list[tuple[int, list[str]]] = []
-    workers = [NS(prepare=NS(remote=lambda keys, number=number: told.append((number, keys)))) for number in range(3)]
-    prompts = [f"prompt {number}" for number in range(40)]
-    announce(prompts, workers)
-    assert sorted(number for number, _ in told) == [0, 1, 2]
-    assert {key: number for number, keys in told for key in keys} == {
-        prompt_key(prompt): owner(prompt_key(prompt), 3) for prompt in prompts
-    }
-    told.clear()
-    announce(prompts, [])
-    assert told == []
 
 
 def test_each_prompt_goes_where_it_was_chosen_to_whichever_engine_upstream_takes() -> None:

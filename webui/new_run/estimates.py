@@ -1,4 +1,4 @@
-"""Estimates for a new run from its checked arguments: memory per GPU, and the simulated gain of drafts."""
+"""Estimates for a new run from its checked arguments: memory per GPU, the gain of drafts, and that of earlier runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.launch import gain_estimate
 from rhyme_openrlhf.api.launch.gain_estimate import Estimate, Lengths, Rollout, known_profile
+from rhyme_openrlhf.api.launch.offered_runs import Offered, expected_gain, offered
 from rhyme_openrlhf.api.launch.spec import Arguments, upstream_arguments, value_of
 from rhyme_openrlhf.api.launch.spec_paths import PathRefused
 from rhyme_openrlhf.api.read.curves import curves
@@ -22,7 +23,8 @@ from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import resources
 from rhyme_openrlhf.run.model_shape import Shapes, read_shapes
 from rhyme_openrlhf.run.resources import GpuPlan
-from rhyme_openrlhf.settings.latency import NONE
+from rhyme_openrlhf.settings.history import AUTO, NONE
+from rhyme_openrlhf.settings.latency import NONE as NO_TIMES
 from rhyme_openrlhf.webui.site import text
 
 NO_SHAPE = (
@@ -68,6 +70,35 @@ class GainView:
     facts: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class EarlierView:
+    """Earlier runs with the same data and model: which are drafted from, in words, and the expected gain or ""."""
+
+    runs: tuple[Offered, ...]
+    words: str
+    gain: str
+
+
+def earlier_runs(arguments: Arguments, session: Session, runs_directory: Path) -> EarlierView | None:
+    """Return the earlier runs of a new run; None if it has no drafts from history. `arguments` are checked."""
+    if not value_of(arguments, "histospec", "enable"):
+        return None
+    runs = offered(session, runs_directory, arguments)
+    chosen, names = value_of(arguments, "history", "earlier"), {run.uid: run.name for run in runs}
+    used = runs
+    if chosen == NONE or (chosen == AUTO and value_of(arguments, "run", "reproducible")):
+        why = "none" if chosen == NONE else "auto, which is none in a reproducible run"
+        words, used = f"The run drafts from none of them: --history.earlier is {why}.", []
+    elif chosen == AUTO:
+        words = "The run drafts from the newest ones by itself."
+    else:
+        used = [run for run in runs if run.uid in chosen]
+        shown = ", ".join(names.get(part, part) for part in chosen.split(","))
+        words = f"The run drafts from {shown} alone."
+    gain = expected_gain(used)
+    return EarlierView(tuple(runs), words, "" if gain is None else text.ratio(gain))
+
+
 def shapes_of(arguments: Arguments) -> Shapes | None:
     """Return the shapes of the run's models, or None if the policy's is unknown; `arguments` are checked."""
     return read_shapes(*(value_of(arguments, model, "model_name_or_path") for model in ("actor", "critic", "reward")))
@@ -106,7 +137,9 @@ def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainV
         profile = known_profile(named, shapes.policy if shapes else None, parallel, roots)
         if profile is None:
             return GainView(NO_PROFILE)
-        planned = value_of(arguments, "latency", "profile") != NONE and not value_of(arguments, "run", "reproducible")
+        planned = value_of(arguments, "latency", "profile") != NO_TIMES and not value_of(
+            arguments, "run", "reproducible"
+        )
         rollout = Rollout(
             engines=value_of(arguments, "vllm", "num_engines"),
             tensor_parallel=parallel,

@@ -24,6 +24,7 @@ from rhyme_openrlhf.api.access.launching import LaunchingDep
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import LaunchConflict, Launching
+from rhyme_openrlhf.api.launch.earlier_runs import with_directories
 from rhyme_openrlhf.api.launch.fit import Gpus, lack, proposals
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable
 from rhyme_openrlhf.api.launch.schema import options, replaced
@@ -46,7 +47,7 @@ from rhyme_openrlhf.api.store.bounds import Body, UidText
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.webui.new_run.estimates import NO_SHAPE, gain, lengths_for, memory, shapes_of
+from rhyme_openrlhf.webui.new_run.estimates import NO_SHAPE, earlier_runs, gain, lengths_for, memory, shapes_of
 from rhyme_openrlhf.webui.new_run.form import differences, run_form
 from rhyme_openrlhf.webui.new_run.templates import templates
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
@@ -165,6 +166,7 @@ def estimates(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLRespon
         raise ProblemError(422, "estimates need a form without errors", errors=errors) from error
     with page.service.database.reading() as session:
         lengths = lengths_for(arguments, session, find_run(session, body.clone) if body.clone else None)
+        earlier = earlier_runs(arguments, session, launching.runs_directory)
     gpus = Gpus(_gpus_there(launching), nvidia.smallest_memory(nvidia.read()))
     shapes = shapes_of(arguments)
     return page.render(
@@ -172,6 +174,7 @@ def estimates(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLRespon
         lack=lack(arguments, shapes, gpus),
         proposals=proposals(arguments, shapes, gpus),
         gain=gain(arguments, lengths, launching.roots),
+        earlier=earlier,
     )
 
 
@@ -267,7 +270,7 @@ def _panel(form: Typed, launching: Launching) -> dict[str, Any]:
         faults += error.faults
     return {
         "faults": _shown(faults),
-        "command": "" if faults else _command(form, runs[0]),
+        "command": "" if faults else _command(form, with_directories(runs[0], launching.runs_directory)),
         "plan": None if faults else _plan(runs[0]),
         "runs": len(runs),
         "is_sweep": bool(form.options),

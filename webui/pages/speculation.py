@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.read.earlier_runs import earlier_runs_of
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.webui.figures.queries.timeline import RANGES, RANGES_LENGTH
@@ -34,6 +35,7 @@ def speculation_page(
         run = find_run(session, uid)
         context = run_context(page, session, run)
         first, last = shown_steps(session, run, StepsShown(step=step, steps=steps))
+        earlier_runs = earlier_runs_of(session, run)
     looks: dict[str, Any] = {"steps": steps}
     if step is not None:
         looks["step"] = step
@@ -50,5 +52,14 @@ def speculation_page(
         earlier=page.url_with(step=max(1, last - steps)) if first > 1 else None,
         later=None if step is None else page.url_with(step=last + steps),
         latest=None if step is None else page.url_with(step=None),
+        earlier_runs=earlier_runs,
         **context,
     )
+
+
+@router.get("/ui/runs/{uid}/parts/earlier-runs")
+def earlier_runs_piece(uid: RunUid, page: PageDep) -> HTMLResponse:
+    """Render the earlier runs that the run drafts from."""
+    with page.service.database.reading() as session:
+        earlier_runs = earlier_runs_of(session, find_run(session, uid))
+    return page.render("parts/earlier_runs.html", earlier_runs=earlier_runs)

@@ -40,6 +40,7 @@ LABELS: dict[str, str] = {
     "decode_step_ms": "Decode step (ms)",
     "drafted_per_draft": "Tokens per draft",
     "drafting_share": "Share of busy time spent drafting",
+    "earlier_share": "Of these, earlier runs alone",
     "experience_seconds": "Experience (s)",
     "history_share": "Earlier responses",
     "length_max": "Longest response (tokens)",

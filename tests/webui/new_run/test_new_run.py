@@ -1,6 +1,7 @@
 """The form of a new run: filled, judged, started."""
 
 import html
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rhyme_openrlhf.latency.profile import Subject, folder, write
 from rhyme_openrlhf.run.model_shape import read_shape
 from rhyme_openrlhf.webui.new_run.templates import templates
 from tests import nvml
+from tests.history.archives import archive, record
 from tests.latency import formula
 
 COMMAND = (
@@ -96,6 +98,31 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     elsewhere = {**given["arguments"], "latency": {"profile": "/etc/passwd"}}
     assert "must be below" in client.post("/ui/new-run/estimate", json={"arguments": elsewhere}).text
     assert launching_dashboard.signed_in("viewer").post("/ui/new-run/estimate", json=given).status_code == 403
+
+
+def test_earlier_runs_with_the_same_prompts_are_offered(launching_dashboard: Any) -> None:
+    client, launching = launching_dashboard.signed_in(), launching_dashboard.app.state.launching
+    arguments = templates(launching.roots)["demo"].arguments
+
+    def estimated(**changes: Any) -> str:
+        given = {**arguments, **{group: {**arguments.get(group, {}), **of} for group, of in changes.items()}}
+        return html.unescape(client.post("/ui/new-run/estimate", json={"arguments": given}).text)
+
+    assert "No run of this service has left responses" in estimated()
+    uid = client.post("/api/v1/runs", json={"name": "first", "arguments": arguments}).json()["uid"]
+    archive(launching.runs_directory / uid / "attempt-1" / "history" / "archive", record("a" * 32, 1, [1]))
+    shown = estimated()
+    assert f'<a href="/runs/{uid}">first</a>' in shown and "drafts from the newest ones by itself" in shown
+    assert json.loads(re.findall(r'data-apply="(\{.*?\})" aria-label="Draft from first', shown)[0]) == {
+        "history.earlier": uid
+    }
+    assert "The run drafts from first alone." in estimated(history={"earlier": uid})
+    assert "--history.earlier is none" in estimated(history={"earlier": "none"})
+    assert "none in a reproducible run" in estimated(run={"reproducible": True})
+    assert "Earlier runs" not in estimated(histospec={"enable": False})
+    # The command for a shell has the run's directory.
+    given = {"name": "second", "arguments": {**arguments, "history": {"earlier": uid}}}
+    assert str(launching.runs_directory / uid) in client.post("/ui/new-run/panel", json=given).text
 
 
 def test_without_the_compiled_core_the_gain_is_refused_in_a_sentence(

@@ -149,3 +149,25 @@ def test_panels_are_in_the_address(dashboard: Any, client: httpx.Client) -> None
         r'href="([^"]*)"[^>]*title="Take it out of this panel"', client.get(at, params={"panel": "kl"}).text
     )
     assert "data-figure=" not in client.get(html.unescape(last)).text and "panel=" in last
+
+
+def test_the_speculation_tab_names_the_earlier_runs(dashboard: Any, client: httpx.Client) -> None:
+    page = f"/runs/{dashboard.run_uid}/speculation"
+    assert "<h2>Earlier runs</h2>" not in client.get(page).text
+    events = [
+        {
+            "kind": "earlier_run", "time": time.time() + number, "source": "history-of-a-test", "sequence": number,
+            "step": 1, "worker": 0, "run": "<b>math", "uid": uid, "directory": f"/runs/{number}", "prompts": prompts,
+            "of": of, "epochs": 3, "drafted_from": 7, "judged": 100, "right": 64, "left_out": bool(number),
+        }
+        for number, (uid, prompts, of) in enumerate([(dashboard.run_uid, 372, 400), ("", 0, 0)])
+    ]  # fmt: skip
+    attempt = client.get(f"/api/v1/runs/{dashboard.run_uid}").json()["attempts"][0]["uid"]
+    body = {"events": events, "heartbeat": {"alive": True}}
+    sent = dashboard.signed_in().post(f"/api/v1/ingest/attempts/{attempt}/batches", json=body)
+    assert sent.status_code == 200, sent.text
+    for address in (page, f"/ui/runs/{dashboard.run_uid}/parts/earlier-runs"):
+        shown = client.get(address).text
+        assert f'<a href="/runs/{dashboard.run_uid}">&lt;b&gt;math</a>' in shown
+        assert "372 of 400" in shown and "came later" in shown and "64.0%" in shown
+        assert "left out" in shown

@@ -31,6 +31,8 @@ NO_GAIN = (
 
 # Sources in stacking order; together they are the speculation rate.
 SOURCES = ("history_share", "siblings_share", "own_share", "shared_share")
+# A part of the first source, drawn as a line.
+EARLIER = "earlier_share"
 
 
 def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
@@ -44,7 +46,7 @@ def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Draw the speculation rate, stacked by the source of the accepted drafts."""
+    """Draw the speculation rate, stacked by the source of the accepted drafts, and the part of earlier runs."""
     description = "Share of response tokens that were accepted drafts, by the drafts' source."
     shown = [found[name] for name in SOURCES]
     if not any(value for curve in shown for value in curve.values):
@@ -53,6 +55,10 @@ def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
     parts = [
         f"{text.label(curve.name).lower()} {text.percent(value)}" for curve, value in zip(shown, last, strict=True)
     ]
+    from_earlier = found[EARLIER]
+    drawn = any(from_earlier.values)
+    if drawn and (words := summary(from_earlier, share=True)):
+        description += f" Of earlier responses, those of earlier runs alone: {words[0].lower()}{words[1:]}"
     figure = blank(f"{description} Last: {', '.join(parts)}.")
     for index, curve in enumerate(shown):
         color = palette.series_color(index)
@@ -62,6 +68,18 @@ def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
                 # shares.
                 x=curve.x, y=curve.values, name=text.label(curve.name), mode="lines", stackgroup="sources",
                 stackgaps="infer zero", fillcolor=color, line={"color": color, "width": 0.5, "shape": "hvh"},
+                hovertemplate="%{y:.1%}",
+            )
+        )  # fmt: skip
+    if drawn:
+        index = len(shown)
+        figure.add_trace(
+            go.Scatter(
+                x=from_earlier.x, y=from_earlier.values, name=text.label(EARLIER), mode="lines",
+                line={
+                    "color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2,
+                    "shape": "hvh",
+                },
                 hovertemplate="%{y:.1%}",
             )
         )  # fmt: skip

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.curves import Curve, curve_names, curves
+from rhyme_openrlhf.api.read.latest_events import latest
 from rhyme_openrlhf.api.read.step_buckets import bucket_width
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.models import Run
@@ -18,7 +19,6 @@ from rhyme_openrlhf.api.store.record import METRIC_LENGTH, EngineStepRow
 from rhyme_openrlhf.telemetry.events import OffPolicyness
 from rhyme_openrlhf.webui.figures.drawing import learning as drawing
 from rhyme_openrlhf.webui.figures.drawing.learning import GROUPS, AgeBucket, Ages, MetricGroup
-from rhyme_openrlhf.webui.figures.queries.raw import latest
 from rhyme_openrlhf.webui.figures.queries.timeline import MOST_BARS
 from rhyme_openrlhf.webui.figures.run_figure import MOST_POINTS, RunFigure, Window, curves_of
 

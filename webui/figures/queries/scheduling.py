@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api.read.latest_events import latest
 from rhyme_openrlhf.api.read.step_buckets import bucket_width
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import EngineSampleRow, Move, RankStabilityRow, Switch
@@ -15,7 +16,6 @@ from rhyme_openrlhf.webui.figures.drawing import ranks
 from rhyme_openrlhf.webui.figures.drawing import scheduling as drawing
 from rhyme_openrlhf.webui.figures.drawing.ranks import RankShares
 from rhyme_openrlhf.webui.figures.drawing.scheduling import MoveBucket, Reallocation
-from rhyme_openrlhf.webui.figures.queries.raw import latest
 from rhyme_openrlhf.webui.figures.queries.timeline import MOST_BARS
 from rhyme_openrlhf.webui.figures.run_figure import RunFigure, Window
 

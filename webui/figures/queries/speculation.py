@@ -6,13 +6,13 @@ from pydantic import Field, field_validator
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api.read.latest_events import latest
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import EngineSampleRow
 from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain, HistoryState
 from rhyme_openrlhf.webui.figures.drawing import engines, history
 from rhyme_openrlhf.webui.figures.drawing import speculation as drawing
 from rhyme_openrlhf.webui.figures.drawing.engines import Look, Looks
-from rhyme_openrlhf.webui.figures.queries.raw import latest
 from rhyme_openrlhf.webui.figures.queries.timeline import RANGES, RANGES_LENGTH, checked_ranges, engine_numbers
 from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window, curves_of, shown_steps
 
@@ -65,7 +65,9 @@ FIGURES: tuple[RunFigure, ...] = (
     RunFigure(
         "tokens_per_step", "Tokens per sample and decode step", curves_of("tokens_per_step"), drawing.tokens_per_step
     ),
-    RunFigure("draft_sources", "Sources of accepted drafts", curves_of(*drawing.SOURCES), drawing.sources),
+    RunFigure(
+        "draft_sources", "Sources of accepted drafts", curves_of(*drawing.SOURCES, drawing.EARLIER), drawing.sources
+    ),
     RunFigure("draft_length", "Tokens per draft", curves_of("drafted_per_draft"), drawing.draft_length),
     RunFigure("draft_cost", "Share of busy time spent drafting", curves_of("drafting_share"), drawing.cost),
     RunFigure("decode_step", "Time of a decode step", curves_of("decode_step_ms"), drawing.step_time),

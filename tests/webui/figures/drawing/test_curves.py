@@ -52,10 +52,15 @@ def test_sources_are_stacked_to_the_speculation_rate() -> None:
     found = {
         name: curve(name, 0.0, share) for name, share in zip(speculation.SOURCES, (0.3, 0.1, 0.2, 0.1), strict=True)
     }
+    found["earlier_share"] = curve("earlier_share", 0.0, 0.0)
     figure = speculation.sources(found, Options())
     assert [trace.stackgroup for trace in figure.data] == ["sources"] * 4
     assert "earlier responses 30.0%, siblings of the same rollout 10.0%" in figure.layout.meta["description"]
-    nothing = {name: curve(name, 0.0, None) for name in speculation.SOURCES}
+    # Earlier runs' responses are a part of the first source: a line, not one more layer.
+    found["earlier_share"] = curve("earlier_share", 0.2, 0.1)
+    *stacked, line = speculation.sources(found, Options()).data
+    assert (len(stacked), line.stackgroup, line.y) == (4, None, (0.2, 0.1))
+    nothing = {name: curve(name, 0.0, None) for name in (*speculation.SOURCES, "earlier_share")}
     assert speculation.sources(nothing, Options()).layout.meta["empty"]
 
 

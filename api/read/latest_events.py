@@ -1,4 +1,4 @@
-"""The newest events of one kind, for figures whose data have no table of their own."""
+"""The newest events of one kind, for what has no table of its own."""
 
 from __future__ import annotations
 

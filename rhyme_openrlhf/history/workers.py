@@ -1,0 +1,156 @@
+"""A run's history workers as its driver sees them: start them, call the owner of each prompt, stop them.
+
+Invariant: no call waits without a limit, and a worker that is gone or does not answer costs drafts and order alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rhyme_openrlhf.history.journal import TOKEN_BYTES
+from rhyme_openrlhf.history.lineage import Lineage
+from rhyme_openrlhf.history.worker import HistoryWorker, WorkerPlace
+from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key
+from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
+from rhyme_openrlhf.settings.history import HistorySettings
+
+GB = 10**9
+# Enough to delete some ten thousand files. A worker that is busy longer leaves them in the run directory.
+CLOSE_SECONDS = 10
+# A hundred thousand records of earlier runs are found in two seconds; after this the run begins without.
+KNOWN_TIMEOUT_SECONDS = 60.0
+
+
+def start_history_workers(
+    settings: HistorySettings,
+    journals: Path,
+    checkpoint: Sequence[Path] = (),
+    recorder: str = "",
+    lineage: Lineage | None = None,
+) -> list[ray.actor.ActorHandle]:
+    """Start the run's history workers, spread over the nodes; Ray restarts a dead worker without limit.
+
+    - `journals`: the directory of this run for the workers' journals.
+    - `checkpoint`: the files that the workers of the resumed run saved, in the order of the workers. Their number may
+      differ from this run's.
+    - `recorder`, `lineage`: the same as in `WorkerPlace`.
+    """
+    threads = str(max(1, int(settings.cpus_per_worker)))
+    variables = {"OMP_NUM_THREADS": threads, **WITHOUT_TORCH}
+    token = secrets.token_bytes(TOKEN_BYTES)
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    memory = int(settings.memory_gb * GB) // -(-settings.workers // nodes)
+    workers = []
+    for number in range(settings.workers):
+        name = f"worker-{number}"
+        # A directory that the user names may be shared by runs; the run's own is not.
+        spill = (
+            Path(settings.spill_dir).absolute() / f"rhyme-{token.hex()}" if settings.spill_dir else journals / "spilled"
+        )
+        # Each worker gets all of the checkpoint's files, because a different number of workers may have saved them.
+        place = WorkerPlace(
+            number,
+            settings.workers,
+            journals / f"{name}.journal",
+            token,
+            tuple(checkpoint),
+            memory,
+            spill / name,
+            settings,
+            recorder,
+            lineage,
+        )
+        workers.append(
+            HistoryWorker.options(
+                num_cpus=settings.cpus_per_worker,
+                max_restarts=-1,
+                scheduling_strategy="SPREAD",
+                runtime_env={"env_vars": variables},
+            ).remote(place)
+        )
+    return workers
+
+
+def ask_last_lengths(
+    workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str]
+) -> list[tuple[Any, list[int]]]:
+    """Call each prompt's worker for `last_lengths` without waiting; return references with their prompts' places."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, key in enumerate(prompt_keys if workers else ()):
+        places[owner(key, len(workers))].append(place)
+    return [
+        (workers[number].last_lengths.remote([prompt_keys[place] for place in share]), share)
+        for number, share in places.items()
+    ]
+
+
+def last_lengths(
+    workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str], timeout_s: float
+) -> list[tuple[int, ...]]:
+    """Return each prompt's response lengths in its last rollout (`HistoryShard.last_lengths`), from its worker.
+
+    The planner of a rollout calls this before the rollout. If a worker is gone or does not answer in time, its prompts
+    have no history, as if they were never seen.
+    """
+    found: list[tuple[int, ...]] = [()] * len(prompt_keys)
+    asked = dict(ask_last_lengths(workers, prompt_keys))
+    for answer in ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)[0] if asked else ():
+        with suppress(ray.exceptions.RayError):
+            for place, lengths in zip(asked[answer], ray.get(answer), strict=True):
+                found[place] = lengths
+    return found
+
+
+def announce(prompts: Sequence[str], workers: Sequence[Any], step: int, evaluation: bool = False) -> None:
+    """Tell each history worker, without waiting, which of its prompts engines will ask for in training step `step`.
+
+    Or in an `evaluation` after that step.
+    """
+    keys: dict[int, list[str]] = defaultdict(list)
+    for key in map(prompt_key, prompts if workers else ()):
+        keys[owner(key, len(workers))].append(evaluation_key(key) if evaluation else key)
+    for number, share in keys.items():
+        workers[number].prepare.remote(share, step)
+
+
+def known_earlier(keys: list[str], workers: Sequence[Any], named: bool) -> list[str]:
+    """Return one sentence for each earlier run that has responses to some of these prompts.
+
+    `named`: the user has named runs, so that nothing found is also told.
+    """
+    shares: dict[int, list[str]] = defaultdict(list)
+    for key in keys:
+        shares[owner(key, len(workers))].append(key)
+    asked = [workers[number].known_earlier.remote(share) for number, share in shares.items()]
+    try:
+        answers = ray.get(asked, timeout=KNOWN_TIMEOUT_SECONDS)
+    except ray.exceptions.RayError:
+        return ["the history workers are still reading what earlier runs have left"]
+    prompts: Counter[tuple[str, str]] = Counter()
+    rollouts: Counter[tuple[str, str]] = Counter()
+    for known in (known for answer in answers for known in answer):
+        run = known.archive, known.run
+        prompts[run] += known.prompts
+        rollouts[run] = max(rollouts[run], known.rollouts)
+    if not prompts and named:
+        return ["no prompt is known from the runs of --history.earlier"]
+    return [
+        f"{count} of {len(keys)} prompts known from run {run[1]}, "
+        + (f"epochs 1 to {rollouts[run]}" if rollouts[run] > 1 else "one epoch")
+        for run, count in prompts.most_common()
+    ]
+
+
+def stop_history_workers(workers: Sequence[ray.actor.ActorHandle]) -> None:
+    """Make the workers delete their files, as far as they answer; their processes end with the run."""
+    if not workers:
+        return
+    with suppress(ray.exceptions.RayError):
+        ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=CLOSE_SECONDS)
