@@ -131,7 +131,6 @@ private:
     Place first_at_least(const Node& node, Token token) const;
     Place common(const Node& node, Place most) const;
     Node best_child(const Node& node) const;
-    Node best_child_from(Place start, const Node& node) const;
     Continuation continuation(Place size, Place at, const Node& node) const;
     std::int64_t priority(Place low, Place high) const;
     Place latest(Place low, Place high) const;

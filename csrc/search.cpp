@@ -306,16 +306,10 @@ Place Index::common(const Node& node, Place most) const {
     return alike;
 }
 
-// The best child of the node; empty if all of its suffixes end here. A suffix that ends here is a child of its own:
-// only if such a child seems best are they left out, which needs a search.
+// The best child of the node; empty if all of its suffixes end here. Those that end sort first, and are as many as
+// responses end alike, so they are left out by a search.
 Node Index::best_child(const Node& node) const {
-    const Node best = best_child_from(node.low, node);
-    if (best.count() > 1 || token_at(best.low, node.length) >= 0) return best;
-    return best_child_from(first_at_least(node, 0), node);
-}
-
-// The best of the node's children from `start` on.
-Node Index::best_child_from(Place start, const Node& node) const {
+    const Place start = first_at_least(node, 0);
     Node best{start, start, node.length + 1};
     std::int64_t best_priority = -1;
     for (Place low = start, high; low < node.high; low = high) {
