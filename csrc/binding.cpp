@@ -4,7 +4,7 @@
 // write into them. Vectors become arrays that own them, without a copy.
 //
 // Invariants: Python's lock is held in all calls but `build`, because getting the lock back may take longer than a
-// step. std::invalid_argument becomes a ValueError, std::out_of_range an IndexError.
+// step; a Python without the lock takes it for this module, which does not say that it needs none. std::invalid_argument becomes a ValueError, std::out_of_range an IndexError.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -21,13 +21,31 @@ struct type_caster<std::span<const T>> {
     PYBIND11_TYPE_CASTER(std::span<const T>, const_name("ArrayLike"));
 
     bool load(handle source, bool) {
-        array_ = array_t<T, array::c_style | array::forcecast>::ensure(source);
-        if (array_) value = {array_.data(), static_cast<std::size_t>(array_.size())};
+        if constexpr (std::is_same_v<T, std::int32_t>)
+            if (!isinstance<array_t<T>>(source)) return load_wider(source);
+        array_ = array_t<T, FLAGS>::ensure(source);
+        if (array_) value = {static_cast<const T*>(array_.data()), static_cast<std::size_t>(array_.size())};
         return static_cast<bool>(array_);
     }
 
 private:
-    array_t<T, array::c_style | array::forcecast> array_;
+    // An integer is never cut to fewer bits.
+    static constexpr int FLAGS = array::c_style | (std::is_integral_v<T> ? 0 : array::forcecast);
+
+    bool load_wider(handle source) {
+        const auto wide = array_t<std::int64_t, array::c_style>::ensure(source);
+        if (!wide) return false;
+        copy_.reserve(static_cast<std::size_t>(wide.size()));
+        for (const std::int64_t number : std::span(wide.data(), static_cast<std::size_t>(wide.size()))) {
+            if (number != static_cast<T>(number)) throw std::invalid_argument("a token has 32 bits");
+            copy_.push_back(static_cast<T>(number));
+        }
+        value = copy_;
+        return true;
+    }
+
+    array array_;
+    std::vector<T> copy_;
 };
 
 template <typename T>
@@ -74,8 +92,8 @@ using Drafted = std::tuple<std::vector<Token>, std::vector<float>, Place>;
 // benchmark does not time the call.
 Drafted draft(const Index& index, std::span<const Token> text, Place longest, Place shortest, Place limit,
               int repeats) {
-    if (shortest < 1 || shortest > longest || limit < 0)
-        throw std::invalid_argument("need 1 <= shortest <= longest match, and no negative limit");
+    require(1 <= shortest && shortest <= longest && 0 <= limit,
+            "need 1 <= shortest <= longest match, and no negative limit");
     std::vector<Token> tokens(static_cast<std::size_t>(limit));
     std::vector<float> confidence(tokens.size());
     Node node;
@@ -102,14 +120,18 @@ std::tuple<std::vector<std::int64_t>, std::vector<Token>> flatten(const py::obje
     std::vector<std::int64_t> counts;
     std::vector<Token> tokens;
     for (Py_ssize_t number = 0; number < PySequence_Fast_GET_SIZE(all.ptr()); ++number) {
-        const py::object list = items_of(PySequence_Fast_GET_ITEM(all.ptr(), number));
-        counts.push_back(PySequence_Fast_GET_SIZE(list.ptr()));
-        for (Py_ssize_t place = 0; place < counts.back(); ++place) {
-            const long token = PyLong_AsLong(PySequence_Fast_GET_ITEM(list.ptr(), place));
+        const auto sequence = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(all.ptr(), number));
+        const py::object list = items_of(sequence);
+        const std::size_t before = tokens.size();
+        // An element's own code may change the list.
+        for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(list.ptr()); ++place) {
+            const auto item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(list.ptr(), place));
+            const long token = PyLong_AsLong(item.ptr());
             if (token == -1 && PyErr_Occurred()) throw py::error_already_set();
             if (token != static_cast<Token>(token)) throw std::invalid_argument("a token has 32 bits");
             tokens.push_back(static_cast<Token>(token));
         }
+        counts.push_back(static_cast<std::int64_t>(tokens.size() - before));
     }
     return {std::move(counts), std::move(tokens)};
 }
@@ -162,6 +184,7 @@ PYBIND11_MODULE(_drafting, module) {
         .def("__len__", &Index::size)
         .def("draft", &draft, arg("text"), arg("longest"), arg("shortest"), arg("limit"), arg("repeats") = 1)
         .def("longest_match", [](const Index& index, std::span<const Token> text, Place longest, Place shortest) {
+            require(1 <= shortest && shortest <= longest, "need 1 <= shortest <= longest match");
             const Node node = index.longest_match(text, longest, shortest);
             return std::tuple(node.low, node.high, node.length);
         });
@@ -170,6 +193,7 @@ PYBIND11_MODULE(_drafting, module) {
         .def(py::init<>())
         .def("follow",
              [](Cursor& cursor, const Index& index, std::span<const Token> text, Place longest, Place least) {
+                 require(1 <= least && least <= longest, "need 1 <= least <= longest match");
                  for (int pass = 0; pass < 3; ++pass)
                      cursor.prefetch_pass(pass, index, static_cast<Place>(text.size()), longest);
                  const auto [node, near] = cursor.follow(index, text, longest, least);

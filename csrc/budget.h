@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -23,9 +24,14 @@ inline void require_fit(bool fits) {
     if (!fits) throw std::invalid_argument("the sizes of some drafts' arrays do not fit each other");
 }
 
+// The sum of lengths, none of which is negative.
 inline std::size_t total_of(Integers lengths) {
-    require_fit(std::all_of(lengths.begin(), lengths.end(), [](std::int64_t length) { return length >= 0; }));
-    return static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
+    std::int64_t total = 0;
+    for (const std::int64_t length : lengths) {
+        require_fit(0 <= length && length <= std::numeric_limits<std::int64_t>::max() - total);
+        total += length;
+    }
+    return static_cast<std::size_t>(total);
 }
 
 // The draft lengths that yield most tokens a second, their sum, and how many of these tokens are expected to be
@@ -123,9 +129,9 @@ inline std::tuple<std::vector<std::int64_t>, std::int64_t, double> choose(std::s
 inline std::vector<Token> cut(std::span<const Token> tokens, Integers lengths, Integers taken) {
     require_fit(lengths.size() == taken.size() && total_of(lengths) == tokens.size());
     std::vector<Token> kept;
+    for (std::size_t draft = 0; draft < lengths.size(); ++draft) require_fit(taken[draft] <= lengths[draft]);
     kept.reserve(total_of(taken));
     for (std::size_t draft = 0; draft < lengths.size(); ++draft) {
-        require_fit(taken[draft] <= lengths[draft]);
         kept.insert(kept.end(), tokens.begin(), tokens.begin() + taken[draft]);
         tokens = tokens.subspan(lengths[draft]);
     }
@@ -178,6 +184,8 @@ inline std::int64_t learn(std::span<double> offered, std::span<double> accepted,
                           Integers lengths, Integers numbers, Integers verified, Integers hits) {
     require_fit(offered.size() == accepted.size() && numbers.size() == verified.size() &&
                 numbers.size() == hits.size() && total_of(lengths) == cells.size());
+    const auto all = static_cast<std::int64_t>(offered.size());
+    require_fit(std::all_of(cells.begin(), cells.end(), [&](std::int32_t cell) { return 0 <= cell && cell < all; }));
     std::vector<std::int64_t> begins(lengths.size());
     std::exclusive_scan(lengths.begin(), lengths.end(), begins.begin(), std::int64_t{0});
     std::int64_t learnt = 0;
@@ -185,9 +193,8 @@ inline std::int64_t learn(std::span<double> offered, std::span<double> accepted,
         const std::int64_t number = numbers[draft];
         if (number < 0 || number >= static_cast<std::int64_t>(lengths.size())) continue;
         const std::int64_t seen = std::min(verified[draft], lengths[number]);
-        for (std::int64_t place = 0; place < std::min(seen, hits[draft] + 1); ++place) {
+        for (std::int64_t place = 0; place < seen && place <= hits[draft]; ++place) {
             const auto cell = static_cast<std::size_t>(cells[begins[number] + place]);
-            require_fit(cell < offered.size());
             offered[cell] += 1.0;
             accepted[cell] += place < hits[draft] ? 1.0 : 0.0;
         }

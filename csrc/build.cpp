@@ -20,7 +20,8 @@ namespace drafting {
 namespace {
 
 constexpr std::array<char, 8> MAGIC{'R', 'H', 'Y', 'M', 'E', 'I', 'D', 'X'};
-constexpr std::uint32_t VERSION = 4;
+// The version that is written, and the oldest that is read: without earlier runs, and with zeros where own pieces begin.
+constexpr std::uint32_t VERSION = 4, OLDEST_VERSION = 3;
 // Every array begins at a multiple of this.
 constexpr std::size_t ALIGNMENT = 8;
 // A grade has 16 bits.
@@ -64,6 +65,15 @@ template <typename T, typename Bytes>
 std::span<T> elements(Bytes buffer, std::size_t begin, std::size_t count) {
     const auto part = buffer.subspan(begin, count * sizeof(T));
     return {reinterpret_cast<T*>(part.data()), count};
+}
+
+// Whether all numbers are from 0 to `bound` - 1.
+template <typename T>
+bool all_below(std::span<const T> numbers, std::size_t bound) {
+    using Unsigned = std::make_unsigned_t<T>;
+    Unsigned greatest = 0;
+    for (const T number : numbers) greatest = std::max(greatest, static_cast<Unsigned>(number));
+    return numbers.empty() || greatest < bound;
 }
 
 // A key, and the number of the element that has the key.
@@ -197,8 +207,9 @@ Index::Index(std::span<const std::byte> buffer, std::shared_ptr<const void> owne
     }
     Header header;
     std::memcpy(&header, buffer.data(), sizeof header);
-    if (header.magic != MAGIC || header.version != VERSION)
-        throw BufferError("not a draft index of format version " + std::to_string(VERSION));
+    if (header.magic != MAGIC || header.version < OLDEST_VERSION || header.version > VERSION)
+        throw BufferError("not a draft index of format version " + std::to_string(OLDEST_VERSION) + " to " +
+                          std::to_string(VERSION));
     const bool possible =
         header.count >= 0 && header.count <= std::numeric_limits<std::int32_t>::max() && header.own_begin >= 0 &&
         header.own_begin <= header.count && header.pieces <= MOST_PIECES;
@@ -216,6 +227,9 @@ Index::Index(std::span<const std::byte> buffer, std::shared_ptr<const void> owne
     tokens = elements<const Token>(buffer, at.tokens, count);
     grades = elements<const std::uint16_t>(buffer, at.grades, count);
     shared = elements<const std::uint8_t>(buffer, at.shared, count);
+    // What the arrays say of each other is as it was built, or the checksum would not fit. No read depends on it.
+    if (!all_below(suffixes, count) || !all_below(places, count) || !all_below(grades, header.pieces))
+        throw BufferError("draft index is damaged: a number in it is greater than there are tokens or rewards");
 }
 
 std::vector<std::uint8_t> build(std::span<const Token> text, std::span<const std::int64_t> lengths,
@@ -232,15 +246,15 @@ std::vector<std::uint8_t> build(std::span<const Token> text, std::span<const std
     grade_of.reserve(text.size());
     for (std::size_t piece = 0; piece < lengths.size(); ++piece) {
         const auto found = std::lower_bound(occurring.begin(), occurring.end(), rewards[piece]);
-        if (lengths[piece] < 1 || static_cast<std::size_t>(lengths[piece]) > text.size() - grade_of.size() ||
-            text[grade_of.size() + static_cast<std::size_t>(lengths[piece]) - 1] != -1 - static_cast<Token>(piece)) {
-            throw std::invalid_argument("a piece of a draft index must end with its separator");
-        }
-        grade_of.resize(grade_of.size() + static_cast<std::size_t>(lengths[piece]),
-                        static_cast<std::uint16_t>(found - occurring.begin()));
+        require(lengths[piece] >= 1 && static_cast<std::size_t>(lengths[piece]) <= text.size() - grade_of.size(),
+                "the pieces of a draft index must be all of its text");
+        const auto its = text.subspan(grade_of.size(), static_cast<std::size_t>(lengths[piece]));
+        require(its.back() == -1 - static_cast<Token>(piece) &&
+                    std::all_of(its.begin(), its.end() - 1, [](Token token) { return token >= 0; }),
+                "a piece of a draft index must end with its separator, its only negative token");
+        grade_of.resize(grade_of.size() + its.size(), static_cast<std::uint16_t>(found - occurring.begin()));
     }
-    if (grade_of.size() != text.size())
-        throw std::invalid_argument("the pieces of a draft index must be all of its text");
+    require(grade_of.size() == text.size(), "the pieces of a draft index must be all of its text");
 
     const Layout at(text.size(), lengths.size());
     std::vector<std::uint8_t> made(at.end);

@@ -28,6 +28,7 @@ constexpr double NO_HOPE = 0.02;
 // Samples of a group: enough that prefetching takes no longer than working, and few enough that the prefetched lines
 // (about 20 of 64 bytes for each sample) stay in a core's first cache.
 constexpr std::size_t DRAFTED_TOGETHER = 32;
+constexpr Place MOST_WINDOW = Place{1} << 16;
 // Drafts that a sample's recent acceptance rate averages over, roughly.
 constexpr std::int32_t RECENT_SHARE = 4;
 
@@ -96,16 +97,24 @@ Drafter::Drafter(const Rules& rules)
       learns_(rules.text.siblings || !shared_.empty()) {
     require(1 <= rules.text.shortest && rules.text.shortest <= rules.text.longest,
             "need 1 <= shortest <= longest match");
-    require(1 <= rules.window_start && rules.window_start <= rules.window_max && rules.window_step >= 0,
-            "need 1 <= first window <= largest window");
+    require(rules.text.longest <= std::numeric_limits<std::int32_t>::max(), "need a longest match of 32 bits");
+    require(1 <= rules.window_start && rules.window_start <= rules.window_max && rules.window_max <= MOST_WINDOW &&
+                0 <= rules.window_step && rules.window_step <= MOST_WINDOW,
+            "need 1 <= first window <= largest window <= 65536, and a step of 0 to 65536");
 }
 
 std::int64_t Drafter::start(const std::string& prompt, std::span<const Token> tokens, Place prompt_tokens,
                             Place most_tokens, Place window) {
     require(0 <= window && window <= rules_.window_max, "impossible window");
+    require_tokens(tokens);
     const std::int64_t sample = texts_.start(prompt, prompt_tokens, most_tokens, window);
     const auto count = static_cast<std::int64_t>(tokens.size());
-    texts_.append(std::span(&sample, 1), std::span(&count, 1), tokens);
+    try {
+        texts_.append(std::span(&sample, 1), std::span(&count, 1), tokens);
+    } catch (...) {
+        texts_.finish(sample);
+        throw;
+    }
     return sample;
 }
 
@@ -174,6 +183,7 @@ void Drafter::draft_group(std::span<const BatchItem> group) {
             if (pass == 0) prefetch(sample.text, sample.own.at);
             if (pass == 1) texts_.hash_end(sample);
             if (pass == 2 && rules_.text.siblings) texts_.prefetch_siblings(sample);
+            if (pass == 2 && sharing_) shared_.hash(sample.known(), fewest_of(sample));
         }
     }
     std::array<OneDraft, DRAFTED_TOGETHER> drafts;
@@ -184,10 +194,10 @@ void Drafter::draft_group(std::span<const BatchItem> group) {
             drafts[at] = draft_one(sample, room, whole_ ? room : std::min<Place>(sample.window, room),
                                    place_in(tokens_, group[at], room), place_in(probabilities_, group[at], room));
     }
-    if (sharing_) draft_shared(group, std::span(drafts).first(group.size()));
     for (std::size_t at = 0; at < group.size(); ++at) {
         const BatchItem& item = group[at];
-        const OneDraft& draft = drafts[at];
+        OneDraft& draft = drafts[at];
+        if (sharing_) draft_shared(item, draft);
         Sample& sample = texts_.samples[item.row];
         sample.number = item.number;
         sample.source = draft.source;
@@ -271,88 +281,48 @@ double Drafter::expected(const OneDraft& draft, std::span<const float> probabili
     return sum;
 }
 
-// Draft from what all prompts share where more of it is expected to be right than of the samples' own drafts. It is not
+// Draft from what all prompts share, if more of it is expected to be right than of the sample's own draft. It is not
 // asked where that cannot be.
-//
-// The group's samples guess token by token together. Each guess depends on the one before it and reads memory that is
-// far away, so one sample's guesses alone would wait for each of those reads.
-void Drafter::draft_shared(std::span<const BatchItem> group, std::span<OneDraft> drafts) {
+void Drafter::draft_shared(const BatchItem& item, OneDraft& draft) {
+    const Sample& sample = texts_.samples[item.row];
+    const Place room = room_of(sample);
+    if (room <= 0) return;
+    const auto out = place_in(tokens_, item, room);
+    const auto probabilities = place_in(probabilities_, item, room);
+    const double own_expected = expected(draft, probabilities) / SHARED_FAITH;
     // All of a draft that begins with probability `path` is expected to have at most `path` * `most_expected` right.
     const double most_expected = 1.0 / (1.0 - best_shared_ * double{SHARED_FAITH}) + ROUNDING;
-    const auto most = static_cast<std::size_t>(rules_.window_max);
-    guessed_.resize(DRAFTED_TOGETHER * (Shared::LONGEST + most));
-    likely_.resize(DRAFTED_TOGETHER * most);
-    std::array<Guessing, DRAFTED_TOGETHER> guessing;
-    std::size_t active = 0;
-    for (std::size_t at = 0; at < group.size(); ++at) {
-        const Sample& sample = texts_.samples[group[at].row];
-        const OneDraft& own = drafts[at];
-        const Place room = room_of(sample);
-        if (room <= 0) continue;
-        const double own_expected = expected(own, place_in(probabilities_, group[at], room)) / SHARED_FAITH;
-        if (best_shared_ * most_expected <= own_expected) continue;
-        Guessing& one = guessing[active];
-        one = {.at = at, .room = room, .own_expected = own_expected};
-        // The sample's last tokens, and behind them the draft.
-        one.tokens = std::span(guessed_).subspan(active * (Shared::LONGEST + most), Shared::LONGEST + most);
-        one.likely = std::span(likely_).subspan(active * most, most);
-        const auto text = sample.known();
-        one.known = std::min<std::size_t>(text.size(), Shared::LONGEST);
-        std::copy_n(text.end() - static_cast<std::ptrdiff_t>(one.known), one.known, one.tokens.begin());
-        // What followed a context was entered with that context and one token more. So a sample that goes on as it was
-        // guessed has a context of as many tokens, or more.
-        one.fewest = sample.source == Source::SHARED ? Place{sample.matched} : 0;
-        one.ends = shared_.hash(one.text(), one.fewest);
-        ++active;
-    }
-    const auto keep = [&](auto goes_on) {
-        active = static_cast<std::size_t>(
-            std::partition(guessing.begin(), guessing.begin() + static_cast<std::ptrdiff_t>(active), goes_on) -
-            guessing.begin());
-    };
-    const auto guess_all = [&] {
-        for (Guessing& one : std::span(guessing).first(active)) {
-            one.guess = shared_.guess(one.ends);
-            if (one.guess.token < 0 && one.fewest) one.ends = shared_.hash(one.text());
+    if (best_shared_ * most_expected <= own_expected) return;
+    // The sample's last tokens, and behind them the draft.
+    const auto end = sample.known().last(std::min<std::size_t>(sample.known().size(), Shared::LONGEST));
+    guessed_.assign(end.begin(), end.end());
+    likely_.clear();
+    // What followed a context was entered with that context and one token more. So a sample that goes on as it was
+    // guessed has a context of as many tokens, or more.
+    Place fewest = fewest_of(sample), matched = 0;
+    double path = 1.0, sum = 0.0;
+    for (Place size = 0;; ++size) {
+        Shared::Guess guess = shared_.guess(shared_.hash(guessed_, fewest));
+        if (guess.token < 0 && fewest) guess = shared_.guess(shared_.hash(guessed_));
+        if (!size) {
+            const bool known = guess.token >= 0 && (guess.matched > 1 || !draft.size);
+            if (!known || double{guess.probability} <= SHARED_FIRST) return;
+            matched = guess.matched;
+        } else {
+            guess.probability *= SHARED_FAITH;
         }
-        for (Guessing& one : std::span(guessing).first(active))
-            if (one.guess.token < 0 && std::exchange(one.fewest, 0)) one.guess = shared_.guess(one.ends);
-    };
-    guess_all();
-    keep([&](Guessing& one) {
-        one.first = one.guess;
-        const bool known = one.guess.token >= 0 && (one.guess.matched > 1 || !drafts[one.at].size);
-        return known && double{one.guess.probability} > SHARED_FIRST;
-    });
-    while (active) {
-        keep([&](Guessing& one) {
-            one.path *= double{one.guess.probability};
-            const bool ended = one.guess.token < 0 || one.size == one.room ||
-                               (one.size && one.path < (whole_ ? NO_HOPE : SHARED_STOP));
-            if (ended) {
-                take_guessed(one, group[one.at], drafts[one.at]);
-                return false;
-            }
-            if (one.expected + one.path * most_expected <= one.own_expected) return false;
-            one.expected += one.path;
-            one.likely[one.size] = one.guess.probability;
-            one.tokens[one.known + static_cast<std::size_t>(one.size++)] = one.guess.token;
-            one.fewest = one.guess.matched;
-            one.ends = shared_.hash(one.text(), one.fewest);
-            return true;
-        });
-        guess_all();
-        for (Guessing& one : std::span(guessing).first(active)) one.guess.probability *= SHARED_FAITH;
+        path *= double{guess.probability};
+        if (guess.token < 0 || size == room || (size && path < (whole_ ? NO_HOPE : SHARED_STOP))) break;
+        if (sum + path * most_expected <= own_expected) return;
+        sum += path;
+        likely_.push_back(guess.probability);
+        guessed_.push_back(guess.token);
+        fewest = guess.matched;
     }
-}
-
-// Draft what was guessed, if more of it is expected to be right than of the sample's own draft.
-void Drafter::take_guessed(const Guessing& one, const BatchItem& item, OneDraft& draft) {
-    if (one.expected <= one.own_expected) return;
-    std::copy_n(one.tokens.begin() + static_cast<std::ptrdiff_t>(one.known), one.size,
-                place_in(tokens_, item, one.room).begin());
-    std::copy_n(one.likely.begin(), one.size, place_in(probabilities_, item, one.room).begin());
-    draft = {Source::SHARED, one.size, one.first.matched};
+    if (sum <= own_expected) return;
+    std::copy(guessed_.begin() + static_cast<std::ptrdiff_t>(end.size()), guessed_.end(), out.begin());
+    std::copy(likely_.begin(), likely_.end(), probabilities.begin());
+    draft = {Source::SHARED, static_cast<Place>(likely_.size()), matched};
 }
 
 // Decide whether to draft from what all prompts share, by what that gained in the last steps.

@@ -120,28 +120,6 @@ private:
         Place size = 0;
         Place matched = 0;
     };
-    // A draft from what all prompts share, while it is guessed: its sample's place in the group, the most tokens that
-    // it may have, and how many have to be expected to be right so that it replaces the sample's own draft.
-    struct Guessing {
-        std::size_t at = 0;
-        Place room = 0;
-        double own_expected = 0.0;
-        // `known` tokens of the sample, and behind them those guessed so far with their probabilities: `size` of them
-        // are right with `path`, and `expected` many are expected to be.
-        std::span<Token> tokens;
-        std::span<float> likely;
-        std::size_t known = 0;
-        Place size = 0;
-        double path = 1.0, expected = 0.0;
-        // The ends of all these tokens that have at least `fewest`, what follows them, and what followed the sample's
-        // own.
-        Place fewest = 0;
-        Shared::Hashes ends;
-        Shared::Guess guess, first;
-
-        std::span<const Token> text() const { return tokens.first(known + static_cast<std::size_t>(size)); }
-    };
-
     void order(std::span<const std::int64_t> samples);
     void draft_group(std::span<const BatchItem> group);
     OneDraft draft_one(Sample& sample, Place room, Place window, std::span<Token> out, std::span<float> probabilities);
@@ -156,8 +134,9 @@ private:
     std::span<Value> place_in(std::vector<Value>& step, const BatchItem& item, Place room) const {
         return std::span(step).subspan(static_cast<std::size_t>(rules_.window_max * item.number), room);
     }
-    void draft_shared(std::span<const BatchItem> group, std::span<OneDraft> drafts);
-    void take_guessed(const Guessing& one, const BatchItem& item, OneDraft& draft);
+    // The fewest tokens of a context that the sample's next guess needs to look for at first.
+    static Place fewest_of(const Sample& sample) { return sample.source == Source::SHARED ? sample.matched : 0; }
+    void draft_shared(const BatchItem& item, OneDraft& draft);
     void enter_shared(std::span<const std::int64_t> samples, Place left);
     void rest_or_try();
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -25,6 +26,8 @@ using Place = std::int64_t;
 inline constexpr Place MOST_SHARED = 255;
 // Suffixes between two prefix sums of rewards: the grades of that many suffixes are one cache line.
 inline constexpr Place SUM_EVERY = 32;
+// What stands for a token that is not there: negative, and no separator.
+inline constexpr Token NO_TOKEN = std::numeric_limits<Token>::min();
 // A match of fewer tokens predicts the next token less reliably.
 inline constexpr Place SURE_MATCH = 12;
 
@@ -117,7 +120,10 @@ private:
         Place occurs;
     };
 
-    Token token_at(Place place, Place depth) const { return tokens[suffixes[place] + depth]; }
+    // The token at a position; behind the text, where only a damaged index leads, another separator.
+    Token at(Place position) const { return position < size() ? tokens[position] : NO_TOKEN; }
+    Place place_of(Place position) const { return position < size() ? places[position] : 0; }
+    Token token_at(Place place, Place depth) const { return at(suffixes[place] + depth); }
     // Whether a token follows the first `depth` ones in any suffix of a node that ends at `high`. Separators sort
     // first, so the last suffix decides.
     bool goes_on(Place high, Place depth) const { return token_at(high - 1, depth) >= 0; }
@@ -131,7 +137,6 @@ private:
     Place first_at_least(const Node& node, Token token) const;
     Place common(const Node& node, Place most) const;
     Node best_child(const Node& node) const;
-    Node best_child_from(Place start, const Node& node) const;
     Continuation continuation(Place size, Place at, const Node& node) const;
     std::int64_t priority(Place low, Place high) const;
     Place latest(Place low, Place high) const;

@@ -51,7 +51,7 @@ public:
     std::size_t taken() const { return taken_; }
 
 private:
-    static constexpr std::size_t LINE = 64, HUGE = std::size_t{2} << 20, SLAB = 4 * HUGE;
+    static constexpr std::size_t LINE = 64, HUGE_PAGE = std::size_t{2} << 20, SLAB = 4 * HUGE_PAGE;
 
     struct Free {
         void operator()(std::byte* slab) const { std::free(slab); }
@@ -60,11 +60,13 @@ private:
     static std::size_t rounded(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
     std::byte* make_slab(std::size_t bytes) {
-        auto* slab = static_cast<std::byte*>(std::aligned_alloc(HUGE, rounded(bytes, HUGE)));
+        auto* slab = static_cast<std::byte*>(std::aligned_alloc(HUGE_PAGE, rounded(bytes, HUGE_PAGE)));
         if (slab == nullptr) throw std::bad_alloc();
         slabs_.emplace_back(slab);
+#ifdef MADV_HUGEPAGE
         // A refusal costs time only.
-        madvise(slab, rounded(bytes, HUGE), MADV_HUGEPAGE);
+        madvise(slab, rounded(bytes, HUGE_PAGE), MADV_HUGEPAGE);
+#endif
         return slab;
     }
 

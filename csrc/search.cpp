@@ -5,11 +5,6 @@
 // looked for among LOOKED_AT neighbours, by the numbers of tokens that neighbours share, which lie side by side; ends
 // further away are found by bisection.
 #include <algorithm>
-#include <bit>
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 #include "index.h"
 
@@ -19,8 +14,8 @@ namespace {
 
 // Neighbours that are compared one after the other before an end is searched for.
 constexpr Place LOOKED_AT = 64;
-// Bytes of `shared` that are compared in one instruction or two.
-constexpr Place TOGETHER = 32;
+// Of a node of many suffixes, as many are looked at: a draft costs the same however many responses there are.
+constexpr Place MOST_LOOKED_AT = 1024;
 // New tokens that a cursor follows one after the other. A sample whose other sources matched for long has more, and
 // then a search is cheaper.
 constexpr Place MOST_FOLLOWED = 65;
@@ -36,24 +31,6 @@ constexpr double CONFIDENCE_B = 0.55;
 // Factor for each step behind fewer than SURE_MATCH tokens: there 75 to 95 of 100 continued as before with 4 to 11
 // tokens; more tokens than SURE_MATCH change nothing.
 constexpr double SHORT_MATCH_FACTOR = 0.92;
-
-// Which of the TOGETHER bytes from `at` on are at least `least`: bit i is that of byte i.
-std::uint32_t bytes_at_least(std::span<const std::uint8_t> bytes, Place at, Place least) {
-    const auto part = bytes.subspan(at, TOGETHER);
-#if defined(__SSE2__)
-    // Every x86-64 processor has SSE2. Without it a draft takes 11 to 16 % longer.
-    const __m128i bound = _mm_set1_epi8(static_cast<char>(least));
-    const auto half = [&](std::size_t begin) {
-        const __m128i loaded = _mm_loadu_si128(reinterpret_cast<const __m128i*>(part.data() + begin));
-        return static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(loaded, bound), loaded)));
-    };
-    return half(0) | half(16) << 16;
-#else
-    std::uint32_t bits = 0;
-    for (std::size_t place = 0; place < part.size(); ++place) bits |= std::uint32_t{part[place] >= least} << place;
-    return bits;
-#endif
-}
 
 // The first place in [low, high) for which `before` is false; `before` is true up to there and false behind.
 template <typename Before>
@@ -105,11 +82,11 @@ Index::Match Index::match(std::span<const Token> text) const {
     // Tokens that the suffixes around the bisected interval share with the text: all between share the fewer of both.
     Place below = 0, above = 0;
     const Place low = bisect(0, size(), [&](Place middle) {
-        const Place at = suffixes[middle];
+        const Place begin = suffixes[middle];
         Place alike = std::min(below, above);
         // The text has no separators, so a suffix that is shorter than the text differs at its separator.
-        while (alike < length && tokens[at + alike] == text[alike]) ++alike;
-        const bool less = alike < length && tokens[at + alike] < text[alike];
+        while (alike < length && at(begin + alike) == text[alike]) ++alike;
+        const bool less = alike < length && at(begin + alike) < text[alike];
         (less ? below : above) = alike;
         return less;
     });
@@ -119,8 +96,7 @@ Index::Match Index::match(std::span<const Token> text) const {
 
 // Whether the suffix at `place` has the tokens [known, depth) of the suffix at position `model`.
 bool Index::same(Place model, Place place, Place known, Place depth) const {
-    const Place at = suffixes[place];
-    while (known < depth && tokens[at + known] == tokens[model + known]) ++known;
+    while (known < depth && token_at(place, known) == at(model + known)) ++known;
     return known == depth;
 }
 
@@ -129,12 +105,8 @@ Place Index::run_end(Place place, Place high, Place known, Place depth) const {
     Place end = place + 1;
     if (depth <= MOST_SHARED) {
         const Place near = std::min(high, end + LOOKED_AT);
-        for (; end < near && end + TOGETHER <= size(); end += TOGETHER) {
-            const int alike = std::countr_one(bytes_at_least(shared, end, depth));
-            if (alike < TOGETHER) return std::min(high, end + alike);
-        }
         while (end < near && shared[end] >= depth) ++end;
-        if (end < near || end >= high) return std::min(high, end);
+        if (end < near || end == high) return end;
     }
     const Place model = suffixes[place];
     return bisect(end, high, [&](Place middle) { return same(model, middle, known, depth); });
@@ -145,11 +117,6 @@ Place Index::run_begin(Place place, Place depth) const {
     Place begin = place;
     if (depth <= MOST_SHARED) {
         const Place near = std::max<Place>(0, begin - LOOKED_AT);
-        for (; begin > near && begin >= TOGETHER; begin -= TOGETHER) {
-            // The byte of `begin` itself is the highest.
-            const int alike = std::countl_one(bytes_at_least(shared, begin - TOGETHER + 1, depth));
-            if (alike < TOGETHER) return begin - alike;
-        }
         while (begin > near && shared[begin] >= depth) --begin;
         if (begin > near || begin == 0) return begin;
     }
@@ -187,11 +154,11 @@ Cursor::Found Cursor::follow(const Index& index, std::span<const Token> text, Pl
             break;
         }
         const Place grown = std::min(longest, length + 1);
-        if (token == index.tokens[at]) {
+        if (token == index.at(at)) {
             ++at;
         } else {
             // Perhaps another branch of the same node: the tokens before position `at`, and `token`.
-            const Node node = index.child_of(index.node_around(index.places[at - (grown - 1)], grown - 1), token);
+            const Node node = index.child_of(index.node_around(index.place_of(at - (grown - 1)), grown - 1), token);
             if (node.empty()) {
                 bound = std::min(longest, grown - 1 + count - 1 - number);
                 length = 0;
@@ -204,9 +171,9 @@ Cursor::Found Cursor::follow(const Index& index, std::span<const Token> text, Pl
     Found found;
     if (length) {
         bound = length;
-        found.near = index.places[at - length];
+        found.near = index.place_of(at - length);
         found.node = index.node_around(found.near, length);
-        if (index.tokens[at] < 0 && !index.goes_on(found.node.high, length)) {
+        if (index.at(at) < 0 && !index.goes_on(found.node.high, length)) {
             bound = length - 1;
             length = 0;
         }
@@ -235,9 +202,7 @@ void Cursor::prefetch_pass(int pass, const Index& index, Place count, Place long
     } else if (start < index.size()) {
         Place place = index.places[start];
         if (pass == 1) {
-            // Neighbours are compared in both directions.
-            prefetch(index.shared, place - TOGETHER + 1);
-            prefetch(index.shared, place + TOGETHER);
+            prefetch(index.shared, place);
             prefetch(index.suffixes, place);
         } else {
             const Place near = std::max<Place>(0, place - LINE_TOKENS);
@@ -272,7 +237,7 @@ Continuation Index::walk(Node node, Place near, Place at, const StopRule& rule, 
             at = suffixes[near];
         }
         for (; node.length < until && size < room; ++node.length, ++size) {
-            const Token token = tokens[at + node.length];
+            const Token token = this->at(at + node.length);
             if (token < 0) return continuation(size, at, node);
             certainty *= factor;
             if (node.length < SURE_MATCH) certainty *= SHORT_MATCH_FACTOR;
@@ -288,7 +253,7 @@ Continuation Index::walk(Node node, Place near, Place at, const StopRule& rule, 
 
 // The continuation that ends in `node`.
 Continuation Index::continuation(Place size, Place at, const Node& node) const {
-    const auto first = suffixes.begin() + node.low, last = suffixes.begin() + node.high;
+    const auto first = suffixes.begin() + node.low, last = suffixes.begin() + std::min(node.high, node.low + MOST_LOOKED_AT);
     const bool earlier = own_begin && std::all_of(first, last, [&](std::int32_t its) { return its < own_begin; });
     return {size, at, earlier};
 }
@@ -302,23 +267,19 @@ Place Index::common(const Node& node, Place most) const {
     }
     const Place first = suffixes[node.low], last = suffixes[node.high - 1];
     Place alike = node.length;
-    while (alike < most && tokens[first + alike] == tokens[last + alike]) ++alike;
+    while (alike < most && at(first + alike) == at(last + alike)) ++alike;
     return alike;
 }
 
-// The best child of the node; empty if all of its suffixes end here. A suffix that ends here is a child of its own:
-// only if such a child seems best are they left out, which needs a search.
+// The best child of the node; empty if all of its suffixes end here. Those that end sort first, and are as many as
+// responses end alike, so they are left out by a search. A node of many suffixes is stepped through, and then a child
+// with fewer of them than a step may be missed; a draft would end before it all the same.
 Node Index::best_child(const Node& node) const {
-    const Node best = best_child_from(node.low, node);
-    if (best.count() > 1 || token_at(best.low, node.length) >= 0) return best;
-    return best_child_from(first_at_least(node, 0), node);
-}
-
-// The best of the node's children from `start` on.
-Node Index::best_child_from(Place start, const Node& node) const {
+    const Place start = first_at_least(node, 0), step = node.count() / MOST_LOOKED_AT;
     Node best{start, start, node.length + 1};
     std::int64_t best_priority = -1;
-    for (Place low = start, high; low < node.high; low = high) {
+    for (Place at = start, high; at < node.high; at = std::max(high, at + step)) {
+        const Place low = step > 1 ? std::min(at, first_at_least(node, token_at(at, node.length))) : at;
         high = run_end(low, node.high, node.length, node.length + 1);
         const std::int64_t its = std::max<std::int64_t>(priority(low, high), 0);
         // Ties are rare, so both intervals are scanned for the latest suffix.
@@ -333,21 +294,25 @@ Node Index::best_child_from(Place start, const Node& node) const {
     return best;
 }
 
-// The sum of the rewards of the suffixes [low, high).
+// The sum of the rewards of the suffixes [low, high). Unsigned, because a damaged index may have any rewards.
 std::int64_t Index::priority(Place low, Place high) const {
-    std::int64_t total = 0;
+    std::uint64_t total = 0;
+    const auto add = [&](Place end) {
+        for (; low < end; ++low) total += static_cast<std::uint64_t>(rewards[grades[low]]);
+    };
     if (high - low > SUM_EVERY) {
         const Place first = (low + SUM_EVERY - 1) / SUM_EVERY, last = high / SUM_EVERY;
-        total = priority(low, first * SUM_EVERY) + sums[last] - sums[first];
+        add(first * SUM_EVERY);
+        total += static_cast<std::uint64_t>(sums[last]) - static_cast<std::uint64_t>(sums[first]);
         low = last * SUM_EVERY;
     }
-    for (Place place = low; place < high; ++place) total += rewards[grades[place]];
-    return total;
+    add(high);
+    return static_cast<std::int64_t>(total);
 }
 
-// The greatest position of the suffixes [low, high).
+// The greatest position of the suffixes [low, high), of the first ones if they are many.
 Place Index::latest(Place low, Place high) const {
-    return *std::max_element(suffixes.begin() + low, suffixes.begin() + high);
+    return *std::max_element(suffixes.begin() + low, suffixes.begin() + std::min(high, low + MOST_LOOKED_AT));
 }
 
 }  // namespace drafting

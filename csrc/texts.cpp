@@ -24,6 +24,8 @@ constexpr Place SLOTS_PER_TOKEN = 2;
 constexpr std::size_t GROWN_A_STEP = 4;
 constexpr Place ENTERED_AGAIN = 2048;
 
+// Tokens of a sample whose slots are prefetched before they are entered.
+constexpr std::int32_t MOST_PREFETCHED = 64;
 // The length up to which a new match is measured. Longer matches are all certain enough.
 constexpr Place LONGEST_MEASURED = 32;
 // An entry of an own table: the number of tokens up to the entry's end (of texts beyond 4M tokens its low bits), and
@@ -157,7 +159,8 @@ void Texts::forget(const std::string& key) {
 }
 
 std::int32_t Texts::start(const std::string& key, Place prompt_tokens, Place most_tokens, Place window) {
-    require(prompt_tokens >= 0 && prompt_tokens <= std::numeric_limits<std::int32_t>::max(), "impossible prompt");
+    constexpr Place most = std::numeric_limits<std::int32_t>::max();
+    require(0 <= prompt_tokens && prompt_tokens <= most && 0 <= most_tokens, "a text has 0 tokens or more");
     if (free_samples_.empty()) {
         require(samples.size() < MOST_SAMPLES, "an engine has too many samples at once");
         free_samples_.push_back(static_cast<std::int32_t>(samples.size()));
@@ -168,7 +171,7 @@ std::int32_t Texts::start(const std::string& key, Place prompt_tokens, Place mos
     fresh.prompt = prompt_of(key);
     fresh.prompt_tokens = static_cast<std::int32_t>(prompt_tokens);
     fresh.shared = fresh.prompt_tokens;
-    fresh.limit = most_tokens;
+    fresh.limit = std::min(most_tokens, most);
     fresh.window = static_cast<std::int32_t>(window);
     fresh.recent = FIRST_RECENT;
     fresh.running = true;
@@ -186,23 +189,37 @@ void Texts::append(std::span<const std::int64_t> numbers, std::span<const std::i
                    std::span<const Token> tokens) {
     require(numbers.size() == counts.size(), "need a count for each sample");
     prefetch_samples(numbers);
-    std::size_t total = 0;
+    // Everything that can fail comes before the first change.
+    require_tokens(tokens);
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    std::int64_t total = 0;
     for (std::size_t at = 0; at < numbers.size(); ++at) {
         if (numbers[at] != NO_SAMPLE) {
             const Sample& sample = running(numbers[at]);
             prefetch(sample.text, sample.written);
+            require(sample.written + count <= std::numeric_limits<std::int32_t>::max(), "a text is too long");
         }
-        require(counts[at] >= 0 && counts[at] <= static_cast<std::int64_t>(tokens.size()), "impossible count");
-        total += static_cast<std::size_t>(counts[at]);
+        require(counts[at] >= 0 && counts[at] <= count - total, "need as many tokens as counts say");
+        total += counts[at];
     }
-    require(total == tokens.size(), "need as many tokens as counts say");
+    require(total == count, "need as many tokens as counts say");
+    appended_.reserve(appended_.size() + numbers.size());
+    for (std::size_t at = 0; at < numbers.size(); ++at) {
+        if (numbers[at] == NO_SAMPLE || !counts[at]) continue;
+        Sample& sample = samples[numbers[at]];
+        const Place written = sample.written + counts[at];
+        // Beside siblings memory grows where a step has time for it (`grow_some`). Alone a sample finds what it would
+        // find without the others.
+        if (written > static_cast<Place>(sample.text.size()) || (!rules.siblings && written > sample.enough))
+            grow(sample, written);
+    }
     for (std::size_t at = 0; at < numbers.size(); ++at) {
         const auto added = tokens.first(counts[at]);
         tokens = tokens.subspan(added.size());
         if (numbers[at] == NO_SAMPLE || added.empty()) continue;
         Sample& sample = samples[numbers[at]];
+        // One that is named twice has room for its first part only.
         const Place written = sample.written + counts[at];
-        require(written <= std::numeric_limits<std::int32_t>::max(), "a text is too long");
         if (written > static_cast<Place>(sample.text.size())) grow(sample, written);
         std::copy(added.begin(), added.end(), sample.text.begin() + sample.written);
         if (sample.entered == sample.written) appended_.push_back(sample.row);
@@ -309,6 +326,7 @@ void Texts::grow(Sample& sample, Place needed) {
 }
 
 void Texts::grow_some(std::span<const std::int64_t> numbers) {
+    if (!rules.siblings) return;
     std::array<std::int64_t, GROWN_A_STEP> chosen;
     std::size_t crowded = 0;
     for (const std::int64_t number : numbers)
@@ -329,21 +347,20 @@ void Texts::grow_some(std::span<const std::int64_t> numbers) {
 
 void Texts::enter() {
     in_groups(std::span<const std::int32_t>(appended_), ENTERED_TOGETHER, [this](auto group) {
-        Hashes hashes;
         for (const std::int32_t row : group) prefetch(samples[row].text, samples[row].entered);
-        for (const std::int32_t row : group) prefetch_slots(samples[row], hashes);
-        for (const std::int32_t row : group) enter(samples[row], hashes);
+        for (const std::int32_t row : group) prefetch_slots(samples[row]);
+        for (const std::int32_t row : group) enter(samples[row]);
     });
     appended_.clear();
     appended_tokens_ = 0;
 }
 
-void Texts::prefetch_slots(const Sample& sample, Hashes& hashes) const {
+void Texts::prefetch_slots(const Sample& sample) const {
     const Prompt& prompt = prompts[sample.prompt];
-    for (Place end = sample.entered + 1; end <= sample.written && hashes.kept < hashes.values.size(); ++end) {
+    const Place last = std::min(sample.written, sample.entered + MOST_PREFETCHED);
+    for (Place end = sample.entered + 1; end <= last; ++end) {
         if (end >= rules.shortest) {
             const std::uint64_t hash = hash_before(sample.known(), end, rules.shortest);
-            hashes.values[hashes.kept++] = hash;
             if (rules.own_output) prefetch(sample.own_table, slot_of(hash, sample.own_table));
             if (rules.siblings) prefetch(prompt.tables[0], slot_of(hash, prompt.tables[0]));
         }
@@ -351,7 +368,8 @@ void Texts::prefetch_slots(const Sample& sample, Hashes& hashes) const {
     }
 }
 
-void Texts::enter(Sample& sample, Hashes& hashes) {
+// Whether the row's sample has just begun, or has ended, does not matter: what it has not entered is its own.
+void Texts::enter(Sample& sample) {
     Prompt& prompt = prompts[sample.prompt];
     const auto text = sample.known();
     // Siblings share the prompt, so only its last token is entered into their table. Each of them votes for its pairs.
@@ -364,8 +382,7 @@ void Texts::enter(Sample& sample, Hashes& hashes) {
         const bool follows = own_output && end > sample.own_followed;
         if (follows) own = follow(text, own, end);
         if (end >= shortest) {
-            const std::uint64_t hash =
-                hashes.used < hashes.kept ? hashes.values[hashes.used++] : hash_before(text, end, shortest);
+            const std::uint64_t hash = hash_before(text, end, shortest);
             if (follows && !own.length) own = find_own(text, sample.own_table, end, shortest, hash);
             if (own_output) enter_own(sample.own_table, end, hash);
             if (siblings && end >= first) {

@@ -9,6 +9,7 @@
 // entered yet. A draft from a sibling ends where the sibling's text ends.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -33,6 +34,11 @@ inline constexpr std::int64_t NO_SAMPLE = -1;
 
 // A sample's recent acceptance rate before its first draft, in thousandths.
 inline constexpr std::int32_t FIRST_RECENT = 500;
+
+inline void require_tokens(std::span<const Token> tokens) {
+    require(std::all_of(tokens.begin(), tokens.end(), [](Token token) { return token >= 0; }),
+            "a token of a text is from 0 to 2147483647");
+}
 
 // Settings of `--histospec` about texts.
 struct TextRules {
@@ -113,13 +119,6 @@ struct Prompt {
     Array<Vote> votes;
 };
 
-// Hashes of new tokens, kept from the pass that prefetches their slots to the pass that enters them.
-struct Hashes {
-    std::array<std::uint64_t, 1024> values;
-    std::size_t kept = 0;
-    std::size_t used = 0;
-};
-
 // All samples and prompts. A sample's number is its row in `samples`. Numbers of samples that do not run throw
 // std::out_of_range; impossible arguments throw std::invalid_argument, and then nothing changes.
 class Texts {
@@ -183,8 +182,8 @@ private:
     void begin_tables(Prompt& prompt);
     void add_table(Prompt& prompt);
     void grow(Sample& sample, Place needed);
-    void prefetch_slots(const Sample& sample, Hashes& hashes) const;
-    void enter(Sample& sample, Hashes& hashes);
+    void prefetch_slots(const Sample& sample) const;
+    void enter(Sample& sample);
     template <typename Visit>
     void visit_candidates(const Sample& sample, Visit visit) const;
 

@@ -52,8 +52,8 @@ Int64s = NDArray[np.int64]
 MAGIC = b"RHYMEIDX"
 # 2: the checksum is XXH3 of 64 bits (1: CRC-32, which reads a buffer at a tenth of the speed). 3: places, and what
 # neighbours share; rewards by grade (2: a prefix sum for each suffix, as many bytes as all that is new). 4: where this
-# run's own pieces begin.
-VERSION = 4
+# run's own pieces begin (3: zeros there, so all are its own).
+VERSION, OLDEST_VERSION = 4, 3
 HEADER = struct.Struct("<8sIIqq")
 CHECKSUM = struct.Struct("<Q")
 # A multiple of 8, so that the int64 array right behind the header is aligned; the rest is room for later versions.
@@ -141,8 +141,10 @@ class DraftIndex:
         magic, version, _, _, size = HEADER.unpack_from(raw.data)
         if magic != MAGIC:
             raise IndexBufferError(f"not a draft index: it starts with {magic!r}, not with {MAGIC!r}")
-        if version != VERSION:
-            raise IndexBufferError(f"draft index has format version {version}, this code reads version {VERSION}")
+        if not OLDEST_VERSION <= version <= VERSION:
+            raise IndexBufferError(
+                f"draft index has format version {version}, this code reads versions {OLDEST_VERSION} to {VERSION}"
+            )
         if raw.size != size:
             raise IndexBufferError(f"draft index is torn: its header says {size} bytes, the buffer has {raw.size}")
         (expected,) = CHECKSUM.unpack_from(raw.data, CHECKSUM_AT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 from hypothesis import given, settings
@@ -273,9 +274,12 @@ def test_history_drafts_as_the_index_does(history: list[list[int]], parts: list[
 
 
 def test_samples_that_began_together_do_not_grow_together() -> None:
-    """A step gives more memory to four samples at most; without texts that are full it would all come in two steps."""
+    """A step gives more memory to four samples at most; without texts that are full it would all come in two steps.
+
+    Of samples that draft from siblings too: the others' drafts would depend on it.
+    """
     samples, a_sample = 24, 4 * (3 * 2 * 1024 + 3 * 4096)
-    texts = live(own_output=True)
+    texts = live(own_output=True, siblings=True)
     names = [begin(texts, f"p{number}", 1, most_tokens=1 << 16) for number in range(samples)]
     sizes = [texts.memory_bytes()]
     for step in range(2 * 4096 // 16):
@@ -289,3 +293,46 @@ def test_samples_that_began_together_do_not_grow_together() -> None:
     for name in names:
         texts.finish(name)
     assert texts.memory_bytes() == 0
+
+
+def words(rng: random.Random, tokens: int) -> list[int]:
+    """Text whose phrases return, and with them what follows."""
+    phrases = [[rng.randrange(5000) for _ in range(12)] for _ in range(200)]
+    return list(itertools.chain.from_iterable(rng.choice(phrases) for _ in range(tokens // 12)))
+
+
+def test_own_drafts_of_long_texts_do_not_depend_on_other_samples() -> None:
+    """Tables grow many times, beside more samples than a step gives memory to."""
+    others, tokens, part = 256, 6000, 24
+    rng = random.Random(5)
+    alone, beside = live(own_output=True), live(own_output=True)
+    row, same = begin(alone, "p", 0), begin(beside, "p", 0)
+    names = [same, *(begin(beside, f"q{number}", 0) for number in range(others))]
+    text = words(rng, tokens)
+    for at in range(0, len(text), part):
+        new = text[at : at + part]
+        expected = grow(alone, row, new)
+        beside.append(names, [new] * len(names))
+        drafts = beside.propose(beside._samples_of(names), whole=False)
+        beside.computing()
+        assert (drafts.tokens()[0], drafts.sources[0]) == expected
+
+
+def test_a_row_that_is_used_again_finds_its_new_text_and_so_do_others() -> None:
+    """Between two steps a sample ends whose tokens are not entered yet, and the next sample gets its row."""
+    texts = live(own_output=True)
+    rng, found = random.Random(3), 0
+    turns = 100
+    for _ in range(turns):
+        gone = begin(texts, "p", 0)
+        texts.append([gone], [words(rng, 60)])
+        texts.finish(gone)
+        both = [begin(texts, "p", 0), begin(texts, "q", 0)]
+        written = [[rng.randrange(10**6) for _ in range(20)] for _ in both]
+        texts.append(both, written)
+        texts.propose(texts._samples_of(both), whole=False)
+        texts.computing()
+        for name, text in zip(both, written, strict=True):
+            found += grow(texts, name, text[:4])[0] == text[4 : 4 + WINDOW]
+            texts.finish(name)
+    assert found == 2 * turns

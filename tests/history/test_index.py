@@ -13,7 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.history.index import VERSION, Draft, DraftIndex, IndexBufferError, Piece, build_index
+from rhyme_openrlhf.history.index import (
+    CHECKSUM,
+    CHECKSUM_AT,
+    HEADER_BYTES,
+    OLDEST_VERSION,
+    VERSION,
+    Draft,
+    DraftIndex,
+    IndexBufferError,
+    Piece,
+    _checksum,
+    build_index,
+)
 from tests.examples import examples
 
 # As csrc/search.cpp and index.h have them.
@@ -280,12 +292,38 @@ def test_every_other_length_is_noticed() -> None:
         DraftIndex.from_buffer(raw + b"\0")
 
 
-@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+@pytest.mark.parametrize("version", [OLDEST_VERSION - 1, VERSION + 1])
 def test_another_version_is_named(version: int) -> None:
     raw = bytearray(example()[0])
     raw[8:12] = struct.pack("<I", version)
-    with pytest.raises(IndexBufferError, match=f"version {version}, this code reads version {VERSION}"):
+    with pytest.raises(IndexBufferError, match=f"version {version}, this code reads versions 3 to 4"):
         DraftIndex.from_buffer(raw)
+
+
+def test_an_index_from_before_there_were_earlier_runs_is_read() -> None:
+    """Version 3 has zeros where this run's own pieces begin, and nothing else differs."""
+    buffer, expected = example()
+    raw = bytearray(buffer)
+    raw[8:12] = struct.pack("<I", OLDEST_VERSION)
+    assert not any(raw[32:56])
+    raw[CHECKSUM_AT:HEADER_BYTES] = CHECKSUM.pack(_checksum(np.frombuffer(bytes(raw), np.uint8)))
+    assert DraftIndex.from_buffer(raw).draft([1, 2, 3], 7, 3, 8) == expected
+
+
+def draft_seconds(responses: int, tokens: list[int]) -> float:
+    """Return the processor time of a draft, at best."""
+    index = DraftIndex.from_buffer(build_index([Piece([], tokens, 1.0)] * responses)).compiled
+    end, taken = np.array(tokens[:16], np.int32), []
+    for _ in range(5):
+        began = time.process_time()
+        index.draft(end, 16, 2, 32, 50)
+        taken.append(time.process_time() - began)
+    return min(taken)
+
+
+def test_responses_of_one_token_cost_no_more_where_there_are_many_of_them() -> None:
+    """A policy may collapse. Here 128 times as many responses took 30 times as long, and now twice at most."""
+    assert draft_seconds(4096, [5] * 33) < 8 * draft_seconds(32, [5] * 33)
 
 
 @pytest.mark.parametrize("thing", ["text", None, 3, np.zeros(256, dtype=np.uint8)[::2], b"", bytes(100)])
