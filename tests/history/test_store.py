@@ -1,4 +1,4 @@
-"""Where runs find each other's archives, and which of a store's are deleted by themselves."""
+"""The places where runs find archives, and which of them are deleted by themselves."""
 
 from __future__ import annotations
 
