@@ -1,4 +1,4 @@
-"""The places where runs find each other's archives (history/archive.py): beside each other, or in a store that they share.
+"""The places where runs find each other's archives (history/archive.py): side by side, or in a store that they share.
 
 A store keeps the MOST_RUNS newest archives of each tokenizer, because a run reads no more. A run that starts deletes
 the others (`keep_newest`). A run directory's archive is deleted with its directory, or by `rhyme history prune`.

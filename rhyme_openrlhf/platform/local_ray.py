@@ -13,8 +13,8 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.engine_errors import first_line
-from rhyme_openrlhf.job_variables import job_variables
 from rhyme_openrlhf.platform import require_no_gpu
+from rhyme_openrlhf.platform.job_variables import job_variables
 
 # Enough for the sequences and experience of small runs; weights of the embedded model are 4 MB, of SmolLM2 270 MB.
 OBJECT_STORE_BYTES = 1024**3

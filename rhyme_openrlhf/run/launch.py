@@ -33,8 +33,8 @@ from rhyme_openrlhf.garbage import kept_for_good
 from rhyme_openrlhf.history.archive import About
 from rhyme_openrlhf.history.lineage import Ancestors, Lineage, lineage
 from rhyme_openrlhf.history.workers import start_history_workers, stop_history_workers
-from rhyme_openrlhf.job_variables import job_variables
 from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.platform.job_variables import job_variables
 from rhyme_openrlhf.run.ending import Ending, LossyFile, Outcome, Reserve, outcome_of, say, tell
 from rhyme_openrlhf.run.live_logs import LiveLogs, job_of
 from rhyme_openrlhf.run.reaper import finish, start_reaper

@@ -28,7 +28,7 @@ import ray
 import ray._private.internal_api
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rhyme_openrlhf.job_variables import withdraw
+from rhyme_openrlhf.platform.job_variables import withdraw
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.run.reaper import spare
 from rhyme_openrlhf.run.supervisor import read_actors

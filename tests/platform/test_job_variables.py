@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.job_variables import JOB_CONFIG, job_variables, withdraw
+from rhyme_openrlhf.platform.job_variables import JOB_CONFIG, job_variables, withdraw
 
 DEFAULTS = {"NCCL_DEBUG": "WARN", "TOKENIZERS_PARALLELISM": "true"}
 
