@@ -3,8 +3,11 @@
 The three overlap. The policy's ranks write into their node's segment. Other nodes fetch a bucket as soon as it is
 there, and every engine loads a parameter as soon as it is on its node. A node that has a rank of an engine has a copy.
 
-Invariants: the version that an engine reports is the one it was given. All engines that are there load a version, or
-the call raises. Every wait has a limit, and the error names what was waited for.
+Invariants:
+- The version that an engine reports is the one it was given.
+- All engines that are there load a version, or the call raises.
+- Every wait has a limit, and the error names what was waited for.
+- The messages of a version grow with nodes and ranks, not with their product, and not with the model.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.telemetry.events import WeightsLoaded, WeightsPublished
 from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.weights.buckets import Bucket, Segment, WeightVersion, lay_out, writers
+from rhyme_openrlhf.weights.buckets import Bucket, Segment, writers, written_by
 from rhyme_openrlhf.weights.node import NodeWeights
 
 SOURCE = "trainer"
@@ -43,7 +46,7 @@ def wait_for(refs: list[Any], timeout_s: float, what: str) -> list[Any]:
 class _Coming:
     """A version on its way: each node's segment by the node's id, and what is waited for until all of it is there."""
 
-    weights: WeightVersion
+    version: int
     started: float
     segments: dict[str, Segment]
     published: list[Any]
@@ -61,6 +64,8 @@ class WeightSync:
         # Of each engine the nodes of its ranks, its actor's first; None of one that is lost.
         self._nodes: list[list[str] | None] = []
         self._buckets: tuple[Bucket, ...] = ()
+        # The node of each rank of the policy, and which rank writes each bucket on which node.
+        self._rank_nodes: list[str] = []
         self._writers: tuple[dict[str, int], ...] = ()
         self._stores: dict[str, Any] = {}
 
@@ -85,32 +90,48 @@ class WeightSync:
         self._arrive(coming)
         return [self._segment_of(nodes, coming.segments) for nodes in self._nodes]
 
+    @property
+    def _ranks(self) -> list[Any]:
+        ranks: list[Any] = self._policy._actor_handlers
+        return ranks
+
     def prepare(self) -> None:
-        """Start what brings weights to the nodes, if that is not done; engines must be there."""
+        """Start what brings weights to the nodes, if that is not done; engines must be there.
+
+        What holds for the whole run is told here, so that a version's messages are small: paths and numbers.
+        """
         if self._nodes:
             return
         nodes = self._wait([engine.node_ids.remote() for engine in self._engines], "the nodes of the engines' ranks")
         targets = dict.fromkeys(node for of_engine in nodes for node in of_engine or ())
-        plans = self._wait(self._policy.async_run_method("weight_plan"), "the nodes of the policy's ranks")
-        self._buckets = plans[0][1]
-        self._writers = writers(self._buckets, [node for node, _ in plans], targets)
+        asked = [rank.weight_node.remote() for rank in self._ranks]
+        self._rank_nodes = self._wait(asked, "the nodes of the policy's ranks")
+        # One object of Ray's store serves all nodes.
+        plan = self._ranks[0].weight_buckets.remote()
+        (self._buckets,) = self._wait([plan], "the policy's plan of its weights")
+        self._writers = writers(self._buckets, self._rank_nodes, targets)
+        shares = written_by(self._writers, len(self._ranks))
+        told = [rank.write_buckets.remote(mine) for rank, mine in zip(self._ranks, shares, strict=True)]
+        self._wait(told, "the policy's ranks to take their shares of the weights")
         for node in targets | dict.fromkeys(node for ranks in self._writers for node in ranks):
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._stores[node] = NodeWeights.options(scheduling_strategy=pinned).remote()
+            self._stores[node] = NodeWeights.options(scheduling_strategy=pinned).remote(plan)
         self._nodes = nodes
 
     def _begin(self, version: int) -> _Coming:
         """Make room for a version on every node, and have it written there; waits for none of it to arrive."""
         self.prepare()
         started = time.monotonic()
-        weights = WeightVersion(version, self._buckets)
         made = self._wait(
-            [store.begin.remote(weights) for store in self._stores.values()],
+            [store.begin.remote(version) for store in self._stores.values()],
             f"{len(self._stores)} nodes to make room for weight version {version}",
         )
         segments = dict(zip(self._stores, made, strict=True))
-        published = self._policy.async_run_method("publish_weights", segments, self._writers)
-        return _Coming(weights, started, segments, published, self._fetch(segments))
+        published = [
+            rank.publish_weights.remote(segments.get(node))
+            for rank, node in zip(self._ranks, self._rank_nodes, strict=True)
+        ]
+        return _Coming(version, started, segments, published, self._fetch(segments))
 
     def _fetch(self, segments: dict[str, Segment]) -> list[Any]:
         """Have nodes without writers fetch the buckets; one object of Ray's store serves all of them."""
@@ -118,20 +139,19 @@ class WeightSync:
         fetching = {node: store for node, store in self._stores.items() if node not in written}
         if not fetching:
             return []
-        _, spans = lay_out(self._buckets)
         shared = []
-        for number, (span, ranks) in enumerate(zip(spans, self._writers, strict=True)):
+        for number, ranks in enumerate(self._writers):
             source = sorted(ranks)[number % len(ranks)]
-            shared.append((span, self._stores[source].share.remote(segments[source], span)))
-        return [store.fetch.remote(segments[node], shared) for node, store in fetching.items()]
+            shared.append(self._stores[source].share.remote(segments[source], number))
+        every = ray.put(shared)
+        return [store.fetch.remote(segments[node], every) for node, store in fetching.items()]
 
     def _arrive(self, coming: _Coming) -> None:
         """Wait until a version is on every node."""
-        weights = coming.weights
         self._wait(coming.published, "the policy to publish its weights")
-        took = time.monotonic() - coming.started
-        self._services.record(WeightsPublished(weights.version, took, weights.nbytes, len(weights.buckets)), SOURCE)
-        self._wait(coming.fetched, f"weight version {weights.version} to reach {len(self._stores)} nodes")
+        took, nbytes = time.monotonic() - coming.started, sum(bucket.nbytes for bucket in self._buckets)
+        self._services.record(WeightsPublished(coming.version, took, nbytes, len(self._buckets)), SOURCE)
+        self._wait(coming.fetched, f"weight version {coming.version} to reach {len(self._stores)} nodes")
 
     def _segment_of(self, nodes: list[str] | None, segments: dict[str, Segment]) -> Segment | None:
         """Return what an engine on these nodes loads."""

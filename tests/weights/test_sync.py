@@ -51,21 +51,25 @@ class PolicyRank:
     def __init__(self, rank: int, heard: str, readers: int) -> None:
         self.rank, self.heard, self.readers = rank, Path(heard), readers
 
-    def weight_plan(self) -> Any:
-        return here(), BUCKETS
+    def weight_node(self) -> str:
+        return here()
 
-    def publish_weights(self, segments: dict[str, Segment], writers: tuple[dict[str, int], ...]) -> None:
+    def weight_buckets(self) -> Any:
+        return BUCKETS
+
+    def write_buckets(self, mine: list[int]) -> None:
+        self.mine = mine
+
+    def publish_weights(self, segment: Segment) -> None:
         spans = lay_out(BUCKETS)[1]
-        for number, (span, ranks) in enumerate(zip(spans, writers, strict=True)):
-            if ranks.get(here()) != self.rank:
-                continue
-            segment = segments[here()]
+        for number in self.mine:
+            span = spans[number]
             if number:
                 until = time.monotonic() + LIMIT_SECONDS
                 while len(list(self.heard.glob(f"{segment.version}-*"))) < self.readers:
                     assert time.monotonic() < until, "no engine loads what is there before all of it is"
                     time.sleep(0.01)
-            file = SegmentFile(segment.path, segment.nbytes, len(segment.entries))
+            file = SegmentFile(segment.path)
             file.data[span.start : span.stop] = content(segment.version, number)
             file.mark(span.first, span.end, segment.version)
 
@@ -81,7 +85,7 @@ class EngineRank:
 
     def load(self, segment: Segment) -> tuple[str, str, list[int]]:
         path = segment.path_on(here())
-        file = SegmentFile(path, segment.nbytes, len(segment.entries))
+        file = SegmentFile(path)
         found = []
         for span in lay_out(BUCKETS)[1]:
             file.wait_for(segment.version, span.first, span.end)
@@ -149,9 +153,7 @@ def synced(policy: list[Any], ranks: list[Any], versions: range) -> tuple[list[A
         settings=RhymeSettings(weights=WeightSettings(timeout_s=LIMIT_SECONDS)),
         record=lambda event, source: recorded.append(event),
     )
-    group = SimpleNamespace(
-        async_run_method=lambda method, *args: [getattr(rank, method).remote(*args) for rank in policy]
-    )
+    group = SimpleNamespace(_actor_handlers=policy)
     engine = ray.remote(num_cpus=0)(Engine).remote(ranks)
     sync = WeightSync(group, [engine], services)
     for version in versions:
