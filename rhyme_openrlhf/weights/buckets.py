@@ -59,7 +59,7 @@ class Span:
 class Segment:
     """A numbered weight version in one shared-memory file of a node; 0 is untrained, n is after training step n.
 
-    The file itself says what is in it (segment_file.py), so this stays small whatever the model. `paths` are the paths
+    The file has the table of its parameters (segment_file.py), so this is small for every model. `paths` are the paths
     of the same version on other nodes that have ranks of an engine: (Ray's id of the node, path).
     """
 

@@ -1,4 +1,4 @@
-"""How many bytes a sync's messages are: they grow with nodes and ranks, and not with the model.
+"""The bytes of a sync's messages grow with nodes and ranks, not with their product or with the model.
 
 Ray, policy, engines and nodes' stores are stand-ins that pickle what they are sent; 64 nodes do not run here.
 """
@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("ray")
 
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.weights import sync
+from rhyme_openrlhf.weights import stores, sync
 from rhyme_openrlhf.weights.buckets import Bucket, Parameter, Segment, plan_buckets
 from rhyme_openrlhf.weights.sync import WeightSync
 
@@ -47,8 +47,12 @@ class Wire:
         return Reference(value)
 
     @staticmethod
-    def get(refs: list[Reference], timeout: float | None = None) -> list[Any]:
-        return [ref.value for ref in refs]
+    def get(refs: Any, timeout: float | None = None) -> Any:
+        return [ref.value for ref in refs] if isinstance(refs, list) else refs.value
+
+    @staticmethod
+    def wait(refs: list[Reference], **_: Any) -> tuple[list[Reference], list[Reference]]:
+        return refs, []
 
 
 class Handle:
@@ -116,9 +120,11 @@ def bytes_of_a_sync(monkeypatch: pytest.MonkeyPatch, nodes: int, parameters: int
     def options(scheduling_strategy: Any) -> Any:
         return SimpleNamespace(remote=lambda plan: wire.handle(Store(scheduling_strategy.node_id)))
 
-    monkeypatch.setattr(sync, "NodeWeights", SimpleNamespace(options=options))
-    monkeypatch.setattr(sync, "ray", SimpleNamespace(get=wire.get, put=wire.put, exceptions=sync.ray.exceptions))
-    on = ["f" * 56] if apart else names
+    monkeypatch.setattr(stores, "NodeWeights", SimpleNamespace(options=options))
+    stand_in = SimpleNamespace(get=wire.get, put=wire.put, wait=wire.wait, nodes=list, exceptions=sync.ray.exceptions)
+    for module in (sync, stores):
+        monkeypatch.setattr(module, "ray", stand_in)
+    on = ["a" * 56] if apart else names
     policy = SimpleNamespace(_actor_handlers=[wire.handle(Rank(node, buckets)) for node in on for _ in range(RANKS)])
     engines = [wire.handle(Engine(node)) for node in names for _ in range(RANKS)]
     services: Any = SimpleNamespace(settings=RhymeSettings(), record=lambda event, source: None)
