@@ -63,7 +63,7 @@ class Worker:
 
         file = self.files.open(segment)
         with torch.no_grad():
-            for name, tensor in tensors(file, segment):
+            for name, tensor in tensors(file, segment.version):
                 self.parameters[name].copy_(tensor)
         file.check(segment.version)
         return time.time()
@@ -101,7 +101,7 @@ class Bench:
         torch.set_num_threads(1)
         self.publisher = WeightPublisher(layers(nbytes), 2, 1, BUCKET_MB)
         self.nbytes = sum(bucket.nbytes for bucket in self.publisher.buckets)
-        self.node, self.other = NodeWeights.remote(), NodeWeights.remote()
+        self.node, self.other = (NodeWeights.remote(self.publisher.buckets) for _ in range(2))
         self.worker = ray.remote(num_cpus=0)(Worker).remote(nbytes)
         self.file_store = ray.remote(num_cpus=0)(FileStore).remote()
         self.version = 0
@@ -110,14 +110,10 @@ class Bench:
         self.buffers = torch.ones(bucket, dtype=torch.uint8), torch.ones(bucket, dtype=torch.uint8)
 
     def _begin(self, node: Any) -> Any:
-        from rhyme_openrlhf.weights.buckets import WeightVersion
-
-        return ray.get(node.begin.remote(WeightVersion(self.version, self.publisher.buckets)))
+        return ray.get(node.begin.remote(self.version))
 
     def round(self) -> dict[str, float]:
         """Seconds of each arm, in turn."""
-        from rhyme_openrlhf.weights.buckets import lay_out
-
         took: dict[str, float] = {}
 
         def timed(arm: str, work: Callable[[], Any]) -> Any:
@@ -134,11 +130,10 @@ class Bench:
         timed("publish", lambda: self.publisher.publish(segment, everything))
         timed("load", lambda: ray.get(self.worker.load.remote(segment)))
         there = self._begin(self.other)
-        spans = lay_out(self.publisher.buckets)[1]
         timed(
             "store",
             lambda: ray.get(
-                self.other.fetch.remote(there, [(span, self.node.share.remote(segment, span)) for span in spans])
+                self.other.fetch.remote(there, [self.node.share.remote(segment, number) for number in everything])
             ),
         )
         self.version += 1

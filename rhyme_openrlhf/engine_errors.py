@@ -7,17 +7,21 @@ one that is gone, so that engines keep their numbers.
 Invariants:
 - An engine is left out only if its actor or its vLLM process is gone, never because it is slow.
 - A run without an engine ends, and says so.
-- An engine that dies within a weight sync or a check still ends the run, because its loaded weights are unknown.
+- An engine that dies within a weight sync is left out, too: what it has loaded matters to nobody.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 # Engines answer between two decode steps; one that does not is not lost.
 ALIVE_SECONDS = 10.0
+# Ray takes up to half a minute to find that a node is gone. Until then its actors are only out of reach.
+GONE_SECONDS = 90.0
+ASK_AGAIN_SECONDS = 0.5
 
 
 class EngineCoreError(RuntimeError):
@@ -51,6 +55,11 @@ class LostEngine:
         self.number = number
         self.reason = reason
 
+    @property
+    def sentence(self) -> str:
+        """Return the sentence that the record and the terminal have of it."""
+        return f"the run goes on without engine {self.number}, and its samples at the others: {self.reason}"
+
     def __getattr__(self, method: str) -> Any:
         if method.startswith("__"):
             raise AttributeError(method)
@@ -62,24 +71,31 @@ class LostEngine:
 def leave_out_lost(engines: list[Any]) -> list[LostEngine]:
     """Replace the engines that are gone, in place; return those that were replaced now.
 
+    An engine that is out of reach is asked again until it answers or Ray finds it gone, for GONE_SECONDS at most.
     Raises RuntimeError if none is left.
     """
     import ray
 
-    asked = {number: engines[number].alive.remote() for number in engines_left(engines)}
-    answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ALIVE_SECONDS) if asked else ([], [])
-    found = []
-    for number, question in asked.items():
-        if question not in answered:
-            continue
-        try:
-            ray.get(question)
-        except ray.exceptions.ActorUnavailableError:
-            # Not reached just now: it may well be there.
-            continue
-        except ray.exceptions.RayError as error:
-            found.append(LostEngine(number, last_line(error)))
-            engines[number] = found[-1]
+    found: list[LostEngine] = []
+    ask, until = engines_left(engines), time.monotonic() + GONE_SECONDS
+    while ask:
+        asked = {number: engines[number].alive.remote() for number in ask}
+        answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ALIVE_SECONDS)
+        ask = []
+        for number, question in asked.items():
+            if question not in answered:
+                continue
+            try:
+                ray.get(question)
+            except ray.exceptions.ActorUnavailableError:
+                ask.append(number)
+            except ray.exceptions.RayError as error:
+                engines[number] = LostEngine(number, last_line(error))
+                found.append(engines[number])
+        if time.monotonic() > until:
+            break
+        if ask:
+            time.sleep(ASK_AGAIN_SECONDS)
     if engines and not engines_left(engines):
         raise RuntimeError(f"all {len(engines)} engines are gone: {'; '.join(engine.reason for engine in engines)}")
     return found

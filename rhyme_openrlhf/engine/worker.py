@@ -82,13 +82,13 @@ class WorkerExtension(_Base):
         runner = self.model_runner
         file = self._segment_files.open(segment, self.rhyme_node() if segment.paths else "")
         if gpu_present() and not self._converted():
-            loaded = runner.model.load_weights(tensors(file, segment))
+            loaded = runner.model.load_weights(tensors(file, segment.version))
             missing = not_loaded(runner.get_model(), loaded) if loaded is not None else set()
             if missing:
                 raise RuntimeError(f"weight version {segment.version} lacks {len(missing)} parameters: {min(missing)}")
         else:
             # vLLM's CPU linear layers repack their weight at load and drop the original; only a reload restores it.
-            self.reload_weights(weights_iterator=tensors(file, segment))
+            self.reload_weights(weights_iterator=tensors(file, segment.version))
         if gpu_present():
             torch.cuda.synchronize()
         file.check(segment.version)

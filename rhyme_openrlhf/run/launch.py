@@ -46,13 +46,13 @@ from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.redaction import redact_command, redact_config
-from rhyme_openrlhf.telemetry.event_log import EventLog, follow, read_events
+from rhyme_openrlhf.telemetry.event_log import EventLog, follow
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted
 from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.recorder import Recorder
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
-from rhyme_openrlhf.telemetry.summary import UNFINISHED, render, summarize
+from rhyme_openrlhf.telemetry.summary import UNFINISHED, RunState, RunSummary, render
 from rhyme_openrlhf.training.failure import Interrupted, unmasked_interruptions
 from rhyme_openrlhf.training.resume import prepare
 
@@ -178,6 +178,7 @@ class _Started:
     system: SystemWatch | None = None
     logs: LiveLogs | None = None
     display: _Display | None = None
+    figures: _Figures | None = None
     ray_is_gone: bool = False
 
 
@@ -223,6 +224,7 @@ def _run(job: _Job, notes: list[str], ending: Ending, started: _Started) -> int:
 def _start(job: _Job, notes: list[str], started: _Started, termination: Termination) -> tuple[Supervisor, RunServices]:
     """Start what a run needs beside OpenRLHF's own actors; `started` has at every moment what there is to end."""
     run = job.run
+    started.figures = _Figures(run)
     session = started.session = _start_ray(job)
     # ray.init has set a handler of its own.
     termination.install()
@@ -316,7 +318,8 @@ def _check_gpus(args: SimpleNamespace) -> None:
 
 def _start_recorder(job: _Job) -> Any:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return Recorder.options(name=RECORDER_NAME, scheduling_strategy=here).remote(
+    # Started again, it goes on with its file; what was on its way to it is lost.
+    return Recorder.options(name=RECORDER_NAME, scheduling_strategy=here, max_restarts=-1).remote(
         str(job.run.events), job.settings.telemetry
     )
 
@@ -356,6 +359,26 @@ class _Display:
                 display.show(recorded)
                 if isinstance(recorded.event, RunFinished):
                     self._finished.set()
+
+
+class _Figures:
+    """Folds the run's events into its summary while it goes on, so that its end need not read all of them."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._state = RunState()
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._fold, args=(run,), name="figures", daemon=True)
+        self._thread.start()
+
+    def _fold(self, run: RunDirectory) -> None:
+        for recorded in follow(run.events, self._finished.is_set):
+            self._state.apply(recorded)
+
+    def stop(self) -> RunSummary:
+        """Take what is written by now, and return the summary."""
+        self._finished.set()
+        self._thread.join()
+        return self._state.summary()
 
 
 def _run_started(job: _Job, services: RunServices) -> RunStarted:
@@ -445,7 +468,7 @@ def _end(run: RunDirectory, started: _Started, finished: RunFinished, ending: En
         _close_record(started.recorder, finished, ending)
     if started.display is not None:
         ending.part("show the last events", started.display.stop)
-    _summarize(run, finished, ending)
+    _summarize(run, started, finished, ending)
     if started.session is None:
         # Ray may have begun to start.
         ending.part("end Ray", ray.shutdown)
@@ -491,12 +514,10 @@ def _close_record(recorder: Any, finished: RunFinished, ending: Ending) -> None:
     ending.part("close the event log", lambda: answer(recorder.close.remote()))
 
 
-def _summarize(run: RunDirectory, finished: RunFinished, ending: Ending) -> None:
+def _summarize(run: RunDirectory, started: _Started, finished: RunFinished, ending: Ending) -> None:
     """Write the summary and print it; the end of the run is in it, also where the record could not take that."""
-    if not run.events.exists():
-        return
-    summary = ending.part("read the event log for the summary", lambda: summarize(read_events(run.events)))
-    if summary is None:
+    summary = None if started.figures is None else ending.part("sum the run up", started.figures.stop)
+    if summary is None or not run.events.exists():
         return
     if summary.status == UNFINISHED:
         tell(f"the event log lacks the end of the run (disk full?): {run.events}")

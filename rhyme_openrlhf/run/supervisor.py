@@ -134,6 +134,8 @@ INDISPENSABLE = ("policy actor", "critic actor", "trainer")
 # Losing these costs the record, or drafts, and not the run.
 RECORDER = "recorder"
 DISPENSABLE = (RECORDER, "system probe")
+# The next weight sync starts it again, leaves its node out, or fails of it.
+WEIGHT_STORE = "weight store"
 # An engine answers between two decode steps; one that is quiet for this long is worth a warning, no more.
 QUIET_SECONDS = 60.0
 # The same in the sentence of a limit, where it may be the cause.
@@ -173,7 +175,7 @@ class Supervisor:
         self._restarts: dict[str, int] = {}
         self._deaths: list[_Death] = []
         self._dead: set[str] = set()
-        # Deaths of engines that the run went on without.
+        # Deaths of engines and weight stores that the run went on without.
         self._outlived: list[_Death] = []
         self._unreachable_since: float | None = None
         self._told_unreadable = self._blind = False
@@ -202,7 +204,7 @@ class Supervisor:
     def explain(self) -> str:
         """After the run failed: the first death, which explains it, in one sentence, or ""."""
         self._look()
-        # What fails soon after an engine was lost failed of that; what fails later did not.
+        # What fails soon after such a death failed of that; what fails later did not.
         recent = [death for death in self._outlived if time.monotonic() - death.at < GRACE_SECONDS]
         return next((death.sentence for death in (*self._deaths, *recent)), "")
 
@@ -294,7 +296,7 @@ class Supervisor:
         sentence = f"{actor.name} {where} died during {self._stage.doing}: {cause}"
         self._record(Note("error", "\n".join([sentence, *(f"  its log: {line}" for line in tail)])))
         others = any(key not in self._dead for key in self._engines)
-        if self._outlives_engines and actor.key in self._engines and others:
+        if actor.name == WEIGHT_STORE or (self._outlives_engines and actor.key in self._engines and others):
             self._outlived.append(_Death(time.monotonic(), sentence, False))
         elif not actor.name.startswith(DISPENSABLE):
             self._deaths.append(_Death(time.monotonic(), sentence, actor.name.startswith(INDISPENSABLE)))

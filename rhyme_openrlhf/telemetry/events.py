@@ -196,7 +196,10 @@ class EngineInterval(Event):
 
 @dataclass(frozen=True)
 class EngineSample(Event):
-    """One engine about once a second during a rollout: samples running now, and what it did since its last sample."""
+    """One engine during a rollout: samples running now, and what it did since its last sample.
+
+    About once a second up to 64 engines, and less often of more (training/rollout_watch.py).
+    """
 
     kind: ClassVar[str] = "engine_sample"
     progress: ClassVar[bool] = False

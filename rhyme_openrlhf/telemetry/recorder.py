@@ -1,7 +1,11 @@
 """The recorder: the actor to which all processes of a run send their events.
 
-`Recorder` runs on the driver's node and appends to the run directory's event log; writers do not wait for it.
-Invariant: losing the recorder, or the disk it writes to, loses the record, never the run.
+`Recorder` runs on the driver's node and appends to the run directory's event log; writers do not wait for it. Ray
+restarts one that died.
+
+Invariants:
+- Losing the recorder, or the disk it writes to, loses the record, never the run.
+- A restarted recorder goes on where the file ends; events that were on their way are lost.
 """
 
 from __future__ import annotations

@@ -236,7 +236,9 @@ class SampleFiles:
     def __init__(self, run_directory: Path, most_mb: int) -> None:
         self._folder = run_directory / SAMPLES_FOLDER
         self._most = most_mb * MEGABYTE
-        self._sizes: dict[int, int] = {}
+        # Those of a recorder that died, too.
+        kept = self._folder.iterdir() if self._folder.is_dir() else ()
+        self._sizes = {step: path.stat().st_size for path in kept if (step := step_of(path.name)) is not None}
 
     def write(self, step: int, lines: Sequence[bytes]) -> None:
         """Write a step's records, and delete those of the oldest steps where there are too many. Raises OSError."""

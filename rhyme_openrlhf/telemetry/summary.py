@@ -1,7 +1,9 @@
 """The summary of a run, in one record (`summary.json`) and in one table (the end of the run on the terminal).
 
-Computed from the events alone, so it can be made again at any time, also for a run that was killed. All that was done
-counts, including a step that had to be done again. Figures that cannot be computed are None.
+Computed from the events alone, so it can be made again at any time, also for a run that was killed. `RunState` folds
+the events one by one and keeps none longer than its step. So a run that folds while it goes on need not read them again
+at its end. All that was done counts, including a step that had to be done again.
+Figures that cannot be computed are None.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class RunSummary:
 
 def summarize(events: Iterable[Recorded]) -> RunSummary:
     """Return the summary of a run's events, in any state of the run; without events, of a run that did nothing."""
-    run = _Run()
+    run = RunState()
     for recorded in events:
         run.apply(recorded)
     return run.summary()
@@ -138,8 +140,8 @@ class _Epoch:
 
 
 @dataclass
-class _Run:
-    """Sums over the run, and what is needed to tell which epoch and which rollout stage an event belongs to."""
+class RunState:
+    """Sums over the run so far, and what is needed to tell which epoch and which rollout stage an event belongs to."""
 
     started: RunStarted | None = None
     finished: RunFinished | None = None
@@ -150,7 +152,10 @@ class _Run:
     epoch_of_step: dict[int, int] = field(default_factory=dict)
     rollout_start: dict[int, float] = field(default_factory=dict)
     rollouts: dict[int, RolloutFinished] = field(default_factory=dict)
-    intervals: list[EngineInterval] = field(default_factory=list)
+    intervals: dict[int, list[EngineInterval]] = field(default_factory=dict)
+    """Those of steps whose rollout stage has not ended."""
+    bubbles: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Engine seconds of bubbles by cause, for each step that has ended and has intervals."""
     counters: EngineCounters = field(default_factory=EngineCounters)
     gains: dict[int, DraftGain] = field(default_factory=dict)
     weight_versions: int = 0
@@ -158,6 +163,7 @@ class _Run:
     warnings: dict[str, None] = field(default_factory=dict)
 
     def apply(self, recorded: Recorded) -> None:
+        """Take the next event."""
         event = recorded.event
         if self.start is None:
             self.start = self.end = recorded.time
@@ -169,6 +175,9 @@ class _Run:
         elif isinstance(event, RolloutStarted):
             self._epoch(event.epoch, event.step)
             self.rollout_start[event.step] = recorded.time
+            # Where it is done again, its last rollout stage is the one that counts.
+            self.rollouts.pop(event.step, None)
+            self.bubbles.pop(event.step, None)
         elif isinstance(event, RolloutFinished):
             self._add_rollout(event)
         elif isinstance(event, TrainStep):
@@ -180,7 +189,7 @@ class _Run:
         elif isinstance(event, DraftGain):
             self.gains[event.engine] = event
         elif isinstance(event, EngineInterval):
-            self.intervals.append(event)
+            self._add_interval(event)
         elif isinstance(event, WeightsPublished):
             self.weight_versions += 1
         elif isinstance(event, CheckpointSaved):
@@ -189,6 +198,7 @@ class _Run:
             self.warnings[event.text] = None
 
     def summary(self) -> RunSummary:
+        """Return the summary of the events so far."""
         epochs = tuple(self.epochs[number].summary(number) for number in sorted(self.epochs))
         rewards = [epoch.reward for epoch in epochs if epoch.reward is not None]
         rollout_seconds = sum(epoch.rollout_seconds for epoch in self.epochs.values())
@@ -236,6 +246,19 @@ class _Run:
         epoch.samples += event.samples
         epoch.response_tokens += event.response_tokens
         epoch.add_reward(event.reward_mean, event.samples)
+        for interval in self.intervals.pop(event.step, ()):
+            self._add_interval(interval)
+
+    def _add_interval(self, interval: EngineInterval) -> None:
+        step = interval.step
+        start, rollout = self.rollout_start.get(step), self.rollouts.get(step)
+        if start is None or rollout is None:
+            self.intervals.setdefault(step, []).append(interval)
+            return
+        of_step = self.bubbles.setdefault(step, {})
+        part = interval.within(start, start + rollout.seconds)
+        for cause, seconds in metrics.bubble_seconds([part] if part else []).items():
+            of_step[cause] = of_step.get(cause, 0.0) + seconds
 
     def _add_train_step(self, event: TrainStep) -> None:
         epoch = self._epoch(event.epoch, event.step)
@@ -249,21 +272,13 @@ class _Run:
 
     def _bubbles(self) -> tuple[float | None, dict[str, float]]:
         """Bubble fraction and bubble seconds by cause, over the finished rollout stages that have intervals."""
-        stages = {
-            step: (self.rollout_start[step], self.rollout_start[step] + rollout.seconds)
-            for step, rollout in self.rollouts.items()
-            if step in self.rollout_start
-        }
-        inside: list[EngineInterval] = []
-        seen: set[int] = set()
-        for interval in self.intervals:
-            if interval.step in stages:
-                seen.add(interval.step)
-                if part := interval.within(*stages[interval.step]):
-                    inside.append(part)
+        causes: dict[str, float] = {}
+        for of_step in self.bubbles.values():
+            for cause, seconds in of_step.items():
+                causes[cause] = causes.get(cause, 0.0) + seconds
         engines = 0 if self.started is None else self.started.engines
-        seconds = sum(self.rollouts[step].seconds for step in seen)
-        return metrics.bubble_fraction(inside, engines, seconds), metrics.bubble_seconds(inside)
+        seconds = sum(self.rollouts[step].seconds for step in self.bubbles)
+        return metrics.bubble_share(sum(causes.values()), engines, seconds), causes
 
 
 def render(summary: RunSummary, run_dir: str) -> str:

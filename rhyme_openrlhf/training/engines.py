@@ -39,7 +39,7 @@ from rhyme_openrlhf.engine.calls import DeviceCalls, EngineHandle, RemoteMethod
 from rhyme_openrlhf.engine.factory import EngineFactory
 from rhyme_openrlhf.engine.messages import Said
 from rhyme_openrlhf.engine.port import MeasuredEngine
-from rhyme_openrlhf.engine_errors import EngineCallError, leave_out_lost
+from rhyme_openrlhf.engine_errors import EngineCallError, EngineCoreError, LostEngine, leave_out_lost
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.measure import QUICKLY, MeasureError, Plan, disturbed, measure
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
@@ -89,8 +89,25 @@ def leave_out(engines: list[Any], services: RunServices) -> None:
     if not services.settings.outlives_engines:
         return
     for lost in leave_out_lost(engines):
-        text = f"the run goes on without engine {lost.number}, and its samples at the others: {lost.reason}"
-        services.record(Note("warning", text), ROLLOUT)
+        services.record(Note("warning", lost.sentence), ROLLOUT)
+
+
+def ask_engines(engines: list[Any], services: RunServices, ask: Callable[[Any], Any], limit_s: float) -> list[Any]:
+    """Return what each engine answers, None of one that is gone. Raises what another one raised, or GetTimeoutError.
+
+    `ask(engine)` asks one engine without waiting.
+    """
+    until = time.monotonic() + limit_s
+    answers = []
+    for number, ref in enumerate([ask(engine) for engine in engines]):
+        try:
+            answers.append(ray.get(ref, timeout=max(0.0, until - time.monotonic())))
+        except (ray.exceptions.RayActorError, EngineCoreError):
+            leave_out(engines, services)
+            if not isinstance(engines[number], LostEngine):
+                raise
+            answers.append(None)
+    return answers
 
 
 def with_tail_layouts(create: Callable[..., list[Any]], factory: EngineFactory, services: RunServices) -> Any:

@@ -96,21 +96,28 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
             self._world_size,
             settings.weights.bucket_mb,
         )
+        self._mine: frozenset[int] = frozenset()
         self._first_sums = sums(self.actor.model)
 
-    def weight_plan(self) -> tuple[str, tuple[Bucket, ...]]:
-        """Return Ray's id of this rank's node, and the buckets that the weights are published in."""
-        return ray.get_runtime_context().get_node_id(), self._publisher.buckets
+    def weight_node(self) -> str:
+        """Return Ray's id of this rank's node."""
+        return ray.get_runtime_context().get_node_id()
 
-    def publish_weights(self, segments: dict[str, Segment], writers: tuple[dict[str, int], ...]) -> None:
+    def weight_buckets(self) -> tuple[Bucket, ...]:
+        """Return the buckets that the weights are published in, which are the same on every rank."""
+        return self._publisher.buckets
+
+    def write_buckets(self, mine: list[int]) -> None:
+        """Take these buckets, by number, as this rank's share of every version from now on."""
+        self._mine = frozenset(mine)
+
+    def publish_weights(self, segment: Segment | None) -> None:
         """Write this rank's share of a version into its node's segment. Call it on all ranks at once.
 
-        `segments` by node; `writers` says of each bucket which rank writes it on which node.
+        `segment` is None on a node without one, whose ranks only help to gather.
         """
-        node = ray.get_runtime_context().get_node_id()
-        mine = {number for number, ranks in enumerate(writers) if ranks.get(node) == self._rank}
         with emptied_cache():
-            self._publisher.publish(segments.get(node), mine)
+            self._publisher.publish(segment, self._mine)
 
     def not_finite(self) -> str:
         """Return the name of a weight of this rank's that is not finite, or ""."""

@@ -23,6 +23,7 @@ from typing import Any
 
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.engine.checked_reward import RewardError, shown
@@ -38,7 +39,7 @@ from rhyme_openrlhf.telemetry.events import Note, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.training.engines import leave_out
+from rhyme_openrlhf.training.engines import ask_engines, leave_out
 from rhyme_openrlhf.training.experience import by_worker
 from rhyme_openrlhf.training.reproducible import in_prompt_order, random_state, set_random_state
 from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, RolloutWatch, rollout_finished
@@ -207,7 +208,9 @@ class RhymeSamplesGenerator(SamplesGenerator):
         from rhyme_openrlhf.moves.home import HomeActor
 
         args = self.args
-        self._home = HomeActor.remote(
+        # Ray would put an actor without CPUs on any node, which may be lost with it.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._home = HomeActor.options(scheduling_strategy=here).remote(
             self.vllm_engines, self.services.settings, args.train.seed, args.train.agent_func_path,
             args.reward.remote_url, self.services.recorder, self.services.layouts,
         )  # fmt: skip
@@ -331,12 +334,13 @@ class RhymeSamplesGenerator(SamplesGenerator):
         return VisitedPrompt(prompt, self._visits[prompt] - 1)
 
     def _record_stage(self, stage: RolloutWatch, samples: list[Any]) -> None:
-        leave_out(self.vllm_engines, self.services)
         step, epoch = self.step, self.services.epoch_of(self.step)
         started, ended = stage.started, stage.ended
-        reports = ray.get(
-            [engine.rollout_report.remote(started, ended) for engine in self.vllm_engines],
-            timeout=REPORT_TIMEOUT_SECONDS,
+        reports = ask_engines(
+            self.vllm_engines,
+            self.services,
+            lambda engine: engine.rollout_report.remote(started, ended),
+            REPORT_TIMEOUT_SECONDS,
         )
         for engine, report in enumerate(reports):
             if report is None:

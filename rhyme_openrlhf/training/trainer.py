@@ -30,7 +30,6 @@ with kept_for_good():
 import ray
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.telemetry.events import (
     REWARD_METRIC,
@@ -44,7 +43,7 @@ from rhyme_openrlhf.telemetry.events import (
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
-from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
+from rhyme_openrlhf.training.engines import install_profiles, leave_out, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequested, one_sentence
 from rhyme_openrlhf.training.learning import Learning
@@ -200,8 +199,8 @@ class RhymeTraining(upstream.BasePPOTrainer):
 
     def leave_out_lost(self) -> None:
         """Go on without engines that are gone, in a run that can."""
-        if self.services.settings.outlives_engines and self.vllm_engines:
-            leave_out_lost(self.vllm_engines)
+        if self.vllm_engines:
+            leave_out(self.vllm_engines, self.services)
 
     @contextmanager
     def engines_awake(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 Read in this order, which is the way of the weights from `training/trainer.py::broadcast_to_vllm` on:
 
 1. `sync` is what the trainer calls: it publishes a version, brings it to each node once and has every engine load it.
+   `stores` are the nodes' stores as it sees them, some of which may be lost.
 2. `buckets` cuts a version into buckets and says where each parameter lies, and which rank writes it.
 3. `publisher` writes a policy rank's buckets into the segment of its node.
 4. `node` is the actor that keeps a node's segments, one for each of two versions.

@@ -1,7 +1,7 @@
 """The buckets that a weight version is cut into, and their description. Pure: sizes in, plan out.
 
 The policy's data-parallel ranks publish a version in parallel. Each rank writes its own buckets into the segment of its
-node, a file in shared memory: the parameters, then a mark of 8 bytes for each of them.
+node, a file in shared memory (segment_file.py). A run plans its buckets once; every version has the same.
 
 Invariants: every parameter is in exactly one bucket. A bucket holds at most `bucket_bytes` unless a single parameter is
 larger. The rank with the fewest bytes so far gets the next bucket, so ranks carry nearly equal loads. Every tensor
@@ -10,15 +10,12 @@ starts at a multiple of ALIGNMENT.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 # Covers a cache line and every dtype's own alignment, so that a tensor can be a view into the bucket.
 ALIGNMENT = 64
-# Of a parameter's mark: a little-endian integer.
-MARK_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -59,35 +56,16 @@ class Span:
 
 
 @dataclass(frozen=True)
-class WeightVersion:
-    """One numbered version of the policy's weights: the weights after training step `version` (0: untrained)."""
-
-    version: int
-    buckets: tuple[Bucket, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(bucket.nbytes for bucket in self.buckets)
-
-
-@dataclass(frozen=True)
 class Segment:
-    """A weight version in one shared-memory file of a node; offsets are from the start of the file.
+    """A numbered weight version in one shared-memory file of a node; 0 is untrained, n is after training step n.
 
-    The first `nbytes` bytes are parameters, the rest is the marks. `paths` are the paths of the same version on other
-    nodes that have ranks of an engine: (Ray's id of the node, path).
+    The file has the table of its parameters (segment_file.py), so this is small for every model. `paths` are the paths
+    of the same version on other nodes that have ranks of an engine: (Ray's id of the node, path).
     """
 
     version: int
     path: str
-    nbytes: int
-    entries: tuple[Entry, ...] = field(repr=False)
     paths: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def file_bytes(self) -> int:
-        """Size of the file."""
-        return self.nbytes + MARK_BYTES * len(self.entries)
 
     def path_on(self, node: str) -> str:
         """Return the path of this version on a node, by Ray's id of the node."""
@@ -95,15 +73,13 @@ class Segment:
 
     def to_plain(self) -> list[Any]:
         """Return the segment as lists, strings and numbers: vLLM's message format brings no dataclasses back."""
-        rows = [[entry.offset, *dataclasses.astuple(entry.parameter)] for entry in self.entries]
-        return [self.version, self.path, self.nbytes, rows, [list(pair) for pair in self.paths]]
+        return [self.version, self.path, [list(pair) for pair in self.paths]]
 
     @classmethod
     def from_plain(cls, plain: list[Any]) -> Segment:
         """Return the segment that `to_plain` described."""
-        version, path, nbytes, rows, paths = plain
-        entries = tuple(Entry(Parameter(name, tuple(shape), dtype, size), at) for at, name, shape, dtype, size in rows)
-        return cls(version, path, nbytes, entries, tuple((node, there) for node, there in paths))
+        version, path, paths = plain
+        return cls(version, path, tuple((node, there) for node, there in paths))
 
 
 def plan_buckets(parameters: Sequence[Parameter], bucket_bytes: int, ranks: int) -> tuple[Bucket, ...]:
@@ -162,6 +138,15 @@ def writers(
     if not shared:
         return tuple({rank_nodes[bucket.rank]: bucket.rank} for bucket in buckets)
     return tuple({node: local[node][bucket.rank % len(local[node])] for node in shared} for bucket in buckets)
+
+
+def written_by(writers: Sequence[dict[str, int]], ranks: int) -> list[list[int]]:
+    """Return for each rank the numbers of the buckets that it writes, from what `writers` returned."""
+    mine: list[list[int]] = [[] for _ in range(ranks)]
+    for number, of_bucket in enumerate(writers):
+        for rank in of_bucket.values():
+            mine[rank].append(number)
+    return mine
 
 
 def place(parameters: Sequence[Parameter], start: int = 0) -> tuple[tuple[Entry, ...], int]:

@@ -26,11 +26,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import ray
+
+from rhyme_openrlhf.engine_errors import last_line
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked
 from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.weights.sync import WeightSyncError, wait_for
+from rhyme_openrlhf.weights.stores import SOURCE, WeightSyncError, wait_for
 
-SOURCE = "trainer"
 Asked = TypeVar("Asked")
 # Any tokens do, as long as every model has them: vocabularies hold at least a few dozen.
 FIXED_TOKENS = [5, 11, 7, 23, 9, 14, 6, 19, 10, 8, 21, 12]
@@ -113,11 +115,11 @@ class WeightCheck:
                 self._services.record(Note("warning", text), SOURCE)
 
     def _in_time(self, ask: Callable[[], Asked]) -> Asked | None:
-        """Return what `ask` returns, or None with a warning if it waited too long."""
+        """Return what `ask` returns, or None with a warning if it waited too long, or for an engine that is lost."""
         try:
             return ask()
-        except WeightSyncError as error:
-            self._services.record(Note("warning", f"a weight check is left out: {error}"), SOURCE)
+        except (WeightSyncError, ray.exceptions.RayActorError) as error:
+            self._services.record(Note("warning", f"a weight check is left out: {last_line(error)}"), SOURCE)
             return None
 
     def _ask(self, version: int) -> tuple[list[float], list[list[float] | None]]:

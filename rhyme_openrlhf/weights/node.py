@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ import ray
 
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, OwnedFiles
-from rhyme_openrlhf.weights.buckets import Segment, Span, WeightVersion, lay_out
-from rhyme_openrlhf.weights.segment_file import SegmentFile
+from rhyme_openrlhf.weights.buckets import Bucket, Segment, lay_out
+from rhyme_openrlhf.weights.segment_file import MARK_BYTES, SegmentFile, description
 
 # The one in use and the one being fetched.
 KEPT = 2
@@ -37,57 +37,59 @@ class WeightSpaceError(RuntimeError):
 
 
 class SegmentStore:
-    """Makes files for weight versions in one folder and keeps the newest KEPT."""
+    """Makes files for weight versions of these buckets in one folder and keeps the newest KEPT."""
 
-    def __init__(self, folder: Path = SHARED_MEMORY) -> None:
+    def __init__(self, buckets: Sequence[Bucket], folder: Path = SHARED_MEMORY) -> None:
         self._folder = folder
         self._files = OwnedFiles(PREFIX, folder)
         self._segments: dict[int, Segment] = {}
+        entries, self.spans = lay_out(buckets)
+        nbytes = sum(bucket.nbytes for bucket in buckets)
+        self._described_at = nbytes + MARK_BYTES * len(entries)
+        self._description = description(entries, nbytes)
 
-    def begin(self, weights: WeightVersion) -> Segment:
+    def begin(self, version: int) -> Segment:
         """Make room for a version, of which nothing is there yet. Raises WeightSpaceError when there is too little."""
-        entries, _ = lay_out(weights.buckets)
-        segment = Segment(weights.version, self._files.path(str(weights.version)), weights.nbytes, entries)
-        used = self._segments.pop(weights.version, None)
+        segment = Segment(version, self._files.path(str(version)))
+        used = self._segments.pop(version, None)
         if used is None and len(self._segments) == KEPT:
             used = self._segments.pop(min(self._segments))
-        if used is not None and (used.nbytes, len(used.entries)) != (segment.nbytes, len(segment.entries)):
-            self._files.remove(used.path)
-            used = None
         if used is None:
             self._allocate(segment)
         else:
-            with closing(_open(used)) as file:
+            with closing(SegmentFile(used.path)) as file:
                 file.clear()
-            self._files.rename(used.path, str(weights.version))
-        self._segments[weights.version] = segment
+            self._files.rename(used.path, str(version))
+        self._segments[version] = segment
         return segment
 
-    def store(self, weights: WeightVersion, arrays: Iterable[np.ndarray]) -> Segment:
-        """Write a version from its buckets' contents (uint8 arrays, in the order of `weights.buckets`).
+    def store(self, version: int, arrays: Iterable[np.ndarray]) -> Segment:
+        """Write a version from its buckets' contents (uint8 arrays, in the order of the buckets).
 
         Raises WeightSpaceError when the folder has too little room.
         """
-        segment = self.begin(weights)
-        with closing(_open(segment)) as file:
-            for span, array in zip(lay_out(weights.buckets)[1], arrays, strict=True):
+        segment = self.begin(version)
+        with closing(SegmentFile(segment.path)) as file:
+            for span, array in zip(self.spans, arrays, strict=True):
                 file.data[span.start : span.stop] = array
-                file.mark(span.first, span.end, weights.version)
+                file.mark(span.first, span.end, version)
         return segment
 
     def _allocate(self, segment: Segment) -> None:
-        """Make a segment's file, under its name only when it has all its memory."""
-        self._check_room(segment.file_bytes)
+        """Make a segment's file, under its name only when it has all its memory and describes itself."""
+        nbytes = self._described_at + len(self._description)
+        self._check_room(nbytes)
         partial = self._files.make(f"{segment.version}.partial")
         descriptor = os.open(partial, os.O_RDWR)
         try:
             # Beyond what there is, a write to a mapping ends the process; this says so before.
-            os.posix_fallocate(descriptor, 0, segment.file_bytes)
+            os.posix_fallocate(descriptor, 0, nbytes)
+            os.pwrite(descriptor, self._description, self._described_at)
         except OSError as error:
             self._files.remove(partial)
             if error.errno != errno.ENOSPC:
                 raise
-            raise self._no_room(segment.file_bytes) from None
+            raise self._no_room(nbytes) from None
         finally:
             os.close(descriptor)
         self._files.rename(partial, str(segment.version))
@@ -115,36 +117,33 @@ class SegmentStore:
             self._remove(version)
 
 
-def _open(segment: Segment) -> SegmentFile:
-    return SegmentFile(segment.path, segment.nbytes, len(segment.entries))
-
-
 class PlainNodeWeights:
     """The Ray actor of one node: keeps the node's segments and sends and fetches buckets.
 
     Buckets go in a thread of their own, so that `begin` and `close` wait for none that never comes.
     """
 
-    def __init__(self) -> None:
-        self._store = SegmentStore()
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._store = SegmentStore(buckets)
 
-    def begin(self, weights: WeightVersion) -> Segment:
+    def begin(self, version: int) -> Segment:
         """Make room for a version on this node. Raises WeightSpaceError."""
-        return self._store.begin(weights)
+        return self._store.begin(version)
 
     @ray.method(concurrency_group="buckets")
-    def share(self, segment: Segment, span: Span) -> np.ndarray:
+    def share(self, segment: Segment, number: int) -> np.ndarray:
         """Return a bucket of this node's segment as soon as it is there. Raises SegmentGoneError."""
-        with closing(_open(segment)) as file:
+        span = self._store.spans[number]
+        with closing(SegmentFile(segment.path)) as file:
             file.wait_for(segment.version, span.first, span.end)
             return file.data[span.start : span.stop]
 
     @ray.method(concurrency_group="buckets")
-    def fetch(self, segment: Segment, buckets: list[tuple[Span, Any]]) -> None:
-        """Write buckets of other nodes (references to what `share` returns) into this node's segment as they come."""
-        spans = {ref: span for span, ref in buckets}
-        coming = list(spans)
-        with closing(_open(segment)) as file:
+    def fetch(self, segment: Segment, buckets: list[Any]) -> None:
+        """Write all buckets (references to what `share` of other nodes returns) into this node's segment."""
+        spans = dict(zip(buckets, self._store.spans, strict=True))
+        coming = list(buckets)
+        with closing(SegmentFile(segment.path)) as file:
             while coming:
                 (come,), coming = ray.wait(coming, num_returns=1)
                 span = spans[come]

@@ -18,7 +18,8 @@ import ray
 from rhyme_openrlhf.engine_errors import EngineCoreError, LostEngine, leave_out_lost
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked, WeightsLoaded
 from rhyme_openrlhf.weights.check import WeightCheck, distance, is_suspicious, movement, suspicion
-from rhyme_openrlhf.weights.sync import SOURCE, WeightSync
+from rhyme_openrlhf.weights.stores import SOURCE
+from rhyme_openrlhf.weights.sync import WeightSync
 
 
 class OfferedWeightCheck(WeightCheck):

@@ -1,8 +1,13 @@
 """A segment's file as one process sees it: mapped, pinned where CUDA is, with the marks that say what has arrived.
 
 The policy's ranks, the node's store and the engines' workers all map the same file, so a version lies in a node's
-memory once. A parameter's mark is the number of its version plus one, written when the parameter is whole. So an
-engine loads the first buckets while the policy still writes the last ones.
+memory once. The file has, one after the other:
+
+1. the parameters,
+2. a mark of 8 bytes for each: the number of its version plus one, written when the parameter is whole. So an engine
+   loads the first buckets while the policy still writes the last ones,
+3. the table of the parameters: names, shapes, dtypes and offsets. So nobody sends it with a version,
+4. how many bytes the parameters are, and how many there are.
 
 Invariants: a mark is cleared before its parameter is written, and set after. `tensors` gives no parameter before its
 mark is set. `check` raises when the file was taken for another version meanwhile: no mixture of two versions is
@@ -11,35 +16,54 @@ reported as loaded. Pinned memory stays pinned for as long as its file exists, b
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.weights.buckets import MARK_BYTES, Entry, Segment
+from rhyme_openrlhf.weights.buckets import Entry, Parameter, Segment
 
 POLL_SECONDS = 0.001
 MARK = np.dtype("<i8")
+MARK_BYTES = 8
+# The last bytes of the file.
+SIZES = struct.Struct("<qq")
 
 
 class SegmentGoneError(RuntimeError):
     """A segment was removed, or taken for another version, before it was read."""
 
 
+def description(entries: Sequence[Entry], nbytes: int) -> bytes:
+    """Return what follows the marks in a file of these parameters, which are `nbytes` bytes."""
+    rows = [[e.offset, e.parameter.name, e.parameter.shape, e.parameter.dtype, e.parameter.nbytes] for e in entries]
+    return json.dumps(rows).encode() + SIZES.pack(nbytes, len(entries))
+
+
 class SegmentFile:
     """One segment's file, mapped. `descriptor` is the open file."""
 
-    def __init__(self, path: str, nbytes: int, marks: int) -> None:
+    def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_RDWR)
-        self._nbytes = nbytes
-        self._marks = marks
-        self._map = mmap.mmap(self.descriptor, nbytes) if nbytes else b""
-        self.data = np.frombuffer(self._map, dtype=np.uint8, count=nbytes)
+        self._end = os.fstat(self.descriptor).st_size - SIZES.size
+        self._nbytes, self._marks = SIZES.unpack(os.pread(self.descriptor, SIZES.size, self._end))
+        self._map = mmap.mmap(self.descriptor, self._nbytes) if self._nbytes else b""
+        self.data = np.frombuffer(self._map, dtype=np.uint8, count=self._nbytes)
         """The parameters' bytes."""
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The parameters and their places in the file."""
+        start = self._nbytes + MARK_BYTES * self._marks
+        rows = json.loads(os.pread(self.descriptor, self._end - start, start))
+        return tuple(Entry(Parameter(name, tuple(shape), dtype, size), at) for at, name, shape, dtype, size in rows)
 
     @property
     def is_removed(self) -> bool:
@@ -103,20 +127,20 @@ class SegmentFiles:
         path = segment.path_on(node)
         inode = os.stat(path).st_ino
         if inode not in self._open:
-            file = self._open[inode] = SegmentFile(path, segment.nbytes, len(segment.entries))
+            file = self._open[inode] = SegmentFile(path)
             _pin(file.data)
         return self._open[inode]
 
 
-def tensors(file: SegmentFile, segment: Segment) -> Iterator[tuple[str, Any]]:
-    """Yield every parameter of a segment as a view into the mapped file, as soon as it is there (copy before writing).
+def tensors(file: SegmentFile, version: int) -> Iterator[tuple[str, Any]]:
+    """Yield every parameter of a version as a view into the mapped file, as soon as it is there (copy before writing).
 
     Raises SegmentGoneError.
     """
     arrived = 0
-    for number, entry in enumerate(segment.entries):
+    for number, entry in enumerate(file.entries):
         if number >= arrived:
-            arrived = file.wait_for(segment.version, number, number + 1)
+            arrived = file.wait_for(version, number, number + 1)
         yield entry.parameter.name, view(file, entry)
 
 

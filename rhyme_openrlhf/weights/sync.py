@@ -3,51 +3,38 @@
 The three overlap. The policy's ranks write into their node's segment. Other nodes fetch a bucket as soon as it is
 there, and every engine loads a parameter as soon as it is on its node. A node that has a rank of an engine has a copy.
 
-Invariants: the version that an engine reports is the one it was given. All engines that are there load a version, or
-the call raises. Every wait has a limit, and the error names what was waited for.
+Invariants:
+- The version that an engine reports is the one it was given.
+- All engines that are there load a version, or the call raises. One that is lost meanwhile is left out, in a run that
+  outlives engines.
+- Every wait has a limit, and the error names what was waited for.
+- The messages of a version grow with nodes and ranks, not with their product, and not with the model.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rhyme_openrlhf.engine_errors import EngineCoreError
 from rhyme_openrlhf.telemetry.events import WeightsLoaded, WeightsPublished
 from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.weights.buckets import Bucket, Segment, WeightVersion, lay_out, writers
-from rhyme_openrlhf.weights.node import NodeWeights
-
-SOURCE = "trainer"
-
-
-class WeightSyncError(RuntimeError):
-    """A weight version did not reach an engine in time."""
-
-
-def wait_for(refs: list[Any], timeout_s: float, what: str) -> list[Any]:
-    """Return the results of `refs`; raises WeightSyncError, naming `what` was waited for, when they take too long."""
-    try:
-        return ray.get(refs, timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError:
-        raise WeightSyncError(
-            f"waited {timeout_s:g} s for {what}; raise --weights.timeout_s if that is too short"
-        ) from None
+from rhyme_openrlhf.weights.buckets import Bucket, Segment, writers, written_by
+from rhyme_openrlhf.weights.stores import SOURCE, EngineNodes, NodeStores, settled, wait_for
 
 
 @dataclass(frozen=True)
 class _Coming:
     """A version on its way: each node's segment by the node's id, and what is waited for until all of it is there."""
 
-    weights: WeightVersion
+    version: int
     started: float
     segments: dict[str, Segment]
     published: list[Any]
-    fetched: list[Any]
+    fetched: dict[str, Any]
 
 
 class WeightSync:
@@ -58,24 +45,31 @@ class WeightSync:
         self._engines = engines
         self._services = services
         self._timeout_s = services.settings.weights.timeout_s
-        # Of each engine the nodes of its ranks, its actor's first; None of one that is lost.
-        self._nodes: list[list[str] | None] = []
+        self._nodes: EngineNodes | None = None
         self._buckets: tuple[Bucket, ...] = ()
-        self._writers: tuple[dict[str, int], ...] = ()
-        self._stores: dict[str, Any] = {}
+        # The node of each rank of the policy, and the one that each bucket is fetched from.
+        self._rank_nodes: list[str] = []
+        self._sources: list[str] = []
+        self._stores: NodeStores | None = None
 
     def sync(self, version: int) -> None:
         """Publish the policy's weights as `version` and load them into every engine."""
         coming = self._begin(version)
-        loading = [
-            # A lost engine (engine_errors.py) may have had no node to tell.
-            engine.load_weights.remote(self._segment_of(nodes, coming.segments))
-            for engine, nodes in zip(self._engines, self._nodes, strict=True)
-        ]
+        loading = {
+            number: self._engines[number].load_weights.remote(segment)
+            for number, segment in enumerate(self._segments(coming))
+            if segment is not None
+        }
         self._arrive(coming)
-        seconds = self._wait(loading, f"{len(self._engines)} engines to load weight version {version}")
-        for engine, took in enumerate(seconds):
-            if took is None:
+        what = f"{len(loading)} engines to load weight version {version}"
+        settled(loading.values(), self._timeout_s, what)
+        for engine, ref in loading.items():
+            try:
+                took: float = ray.get(ref)
+            except (ray.exceptions.RayActorError, EngineCoreError):
+                # What an engine that is gone has loaded matters to nobody.
+                if not self._known_nodes.is_lost(engine):
+                    raise
                 continue
             self._services.record(WeightsLoaded(version, engine, took), SOURCE)
 
@@ -83,65 +77,74 @@ class WeightSync:
         """Publish the policy's weights as `version` and bring them to every node; return each engine's segment."""
         coming = self._begin(version)
         self._arrive(coming)
-        return [self._segment_of(nodes, coming.segments) for nodes in self._nodes]
+        return self._segments(coming)
 
-    def prepare(self) -> None:
-        """Start what brings weights to the nodes, if that is not done; engines must be there."""
-        if self._nodes:
-            return
-        nodes = self._wait([engine.node_ids.remote() for engine in self._engines], "the nodes of the engines' ranks")
-        targets = dict.fromkeys(node for of_engine in nodes for node in of_engine or ())
-        plans = self._wait(self._policy.async_run_method("weight_plan"), "the nodes of the policy's ranks")
-        self._buckets = plans[0][1]
-        self._writers = writers(self._buckets, [node for node, _ in plans], targets)
-        for node in targets | dict.fromkeys(node for ranks in self._writers for node in ranks):
-            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._stores[node] = NodeWeights.options(scheduling_strategy=pinned).remote()
-        self._nodes = nodes
+    @property
+    def _ranks(self) -> list[Any]:
+        ranks: list[Any] = self._policy._actor_handlers
+        return ranks
+
+    @property
+    def _known_nodes(self) -> EngineNodes:
+        assert self._nodes is not None
+        return self._nodes
+
+    def _prepared(self) -> NodeStores:
+        """Return what brings weights to the nodes, started if that is not done; engines must be there.
+
+        What holds for the whole run is told here, so that a version's messages are small: paths and numbers.
+        """
+        if self._stores is not None:
+            return self._stores
+        asked = [engine.node_ids.remote() for engine in self._engines]
+        self._nodes = EngineNodes(self._engines, self._wait(asked, "the nodes of the engines' ranks"), self._services)
+        asked = [rank.weight_node.remote() for rank in self._ranks]
+        self._rank_nodes = self._wait(asked, "the nodes of the policy's ranks")
+        plan = self._ranks[0].weight_buckets.remote()
+        (self._buckets,) = self._wait([plan], "the policy's plan of its weights")
+        by_node = writers(self._buckets, self._rank_nodes, self._nodes.all)
+        shares = written_by(by_node, len(self._ranks))
+        told = [rank.write_buckets.remote(mine) for rank, mine in zip(self._ranks, shares, strict=True)]
+        self._wait(told, "the policy's ranks to take their shares of the weights")
+        # Buckets that several nodes have come from all of them in turn.
+        self._sources = [sorted(ranks)[number % len(ranks)] for number, ranks in enumerate(by_node)]
+        writing = dict.fromkeys(node for ranks in by_node for node in ranks)
+        self._stores = NodeStores(plan, self._nodes, writing, self._timeout_s, self._services)
+        return self._stores
 
     def _begin(self, version: int) -> _Coming:
         """Make room for a version on every node, and have it written there; waits for none of it to arrive."""
-        self.prepare()
+        stores = self._prepared()
         started = time.monotonic()
-        weights = WeightVersion(version, self._buckets)
-        made = self._wait(
-            [store.begin.remote(weights) for store in self._stores.values()],
-            f"{len(self._stores)} nodes to make room for weight version {version}",
-        )
-        segments = dict(zip(self._stores, made, strict=True))
-        published = self._policy.async_run_method("publish_weights", segments, self._writers)
-        return _Coming(weights, started, segments, published, self._fetch(segments))
-
-    def _fetch(self, segments: dict[str, Segment]) -> list[Any]:
-        """Have nodes without writers fetch the buckets; one object of Ray's store serves all of them."""
-        written = {node for ranks in self._writers for node in ranks}
-        fetching = {node: store for node, store in self._stores.items() if node not in written}
-        if not fetching:
-            return []
-        _, spans = lay_out(self._buckets)
-        shared = []
-        for number, (span, ranks) in enumerate(zip(spans, self._writers, strict=True)):
-            source = sorted(ranks)[number % len(ranks)]
-            shared.append((span, self._stores[source].share.remote(segments[source], span)))
-        return [store.fetch.remote(segments[node], shared) for node, store in fetching.items()]
+        segments = stores.begin(version)
+        published = [
+            rank.publish_weights.remote(segments.get(node))
+            for rank, node in zip(self._ranks, self._rank_nodes, strict=True)
+        ]
+        return _Coming(version, started, segments, published, stores.fetch(segments, self._sources))
 
     def _arrive(self, coming: _Coming) -> None:
         """Wait until a version is on every node."""
-        weights = coming.weights
         self._wait(coming.published, "the policy to publish its weights")
-        took = time.monotonic() - coming.started
-        self._services.record(WeightsPublished(weights.version, took, weights.nbytes, len(weights.buckets)), SOURCE)
-        self._wait(coming.fetched, f"weight version {weights.version} to reach {len(self._stores)} nodes")
+        took, nbytes = time.monotonic() - coming.started, sum(bucket.nbytes for bucket in self._buckets)
+        self._services.record(WeightsPublished(coming.version, took, nbytes, len(self._buckets)), SOURCE)
+        self._prepared().fetched(coming.fetched, coming.version)
 
-    def _segment_of(self, nodes: list[str] | None, segments: dict[str, Segment]) -> Segment | None:
-        """Return what an engine on these nodes loads."""
-        if nodes is None:
+    def _segments(self, coming: _Coming) -> list[Segment | None]:
+        """Return what each engine loads, None of one that is lost."""
+        return [self._segment_of(number, coming.segments) for number in range(len(self._engines))]
+
+    def _segment_of(self, engine: int, segments: dict[str, Segment]) -> Segment | None:
+        nodes = self._known_nodes.of(engine)
+        if not nodes:
             return None
-        return dataclasses.replace(segments[nodes[0]], paths=tuple((node, segments[node].path) for node in nodes[1:]))
+        paths = tuple((node, segments[node].path) for node in nodes[1:])
+        return Segment(segments[nodes[0]].version, segments[nodes[0]].path, paths)
 
     def _wait(self, refs: list[Any], what: str) -> list[Any]:
         return wait_for(refs, self._timeout_s, what)
 
     def close(self) -> None:
         """Remove the shared-memory copies."""
-        self._wait([store.close.remote() for store in self._stores.values()], "the nodes to drop their weight copies")
+        if self._stores is not None:
+            self._stores.close()

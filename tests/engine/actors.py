@@ -16,7 +16,7 @@ import pytest
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.engine import CpuSettings, EngineSettings
-from rhyme_openrlhf.weights.buckets import Parameter, Segment, WeightVersion, plan_buckets
+from rhyme_openrlhf.weights.buckets import Parameter, Segment, plan_buckets
 from rhyme_openrlhf.weights.node import SegmentStore
 
 # Tokens of a response that still runs when something is done to its engine: seconds.
@@ -119,4 +119,4 @@ def stored(model: Any, version: int, folder: Path) -> Segment:
             array[entry.offset : entry.offset + raw.size] = raw
         arrays.append(array)
         buckets.append(bucket)
-    return SegmentStore(folder).store(WeightVersion(version, tuple(buckets)), arrays)
+    return SegmentStore(buckets, folder).store(version, arrays)

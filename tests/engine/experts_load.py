@@ -15,7 +15,6 @@ import torch
 from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
 from rhyme_openrlhf.engine import worker
-from rhyme_openrlhf.weights.buckets import WeightVersion
 from rhyme_openrlhf.weights.node import SegmentStore
 from rhyme_openrlhf.weights.publisher import WeightPublisher
 
@@ -60,7 +59,7 @@ def main(folder: Path) -> None:
     policy.get_buffer(BIAS).fill_(7.0)
     publisher = WeightPublisher(policy, 2, 1, 1)
     (folder / "segments").mkdir()
-    segment = SegmentStore(folder / "segments").begin(WeightVersion(1, publisher.buckets))
+    segment = SegmentStore(publisher.buckets, folder / "segments").begin(1)
     publisher.publish(segment, range(len(publisher.buckets)))
     model, config = vllm_model(folder)
     worker.gpu_present = lambda: True

@@ -22,7 +22,7 @@ from rhyme_openrlhf.engine import worker as worker_extension
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
 from rhyme_openrlhf.engine.calls import WorkerCalls
 from rhyme_openrlhf.engine.worker import KV_TAG, UNCONVERTED_EXPERTS, WorkerExtension, converted_weights, not_loaded
-from rhyme_openrlhf.weights.buckets import Bucket, Entry, Parameter, Segment, WeightVersion
+from rhyme_openrlhf.weights.buckets import Bucket, Entry, Parameter, Segment
 from rhyme_openrlhf.weights.node import SegmentStore
 
 from vllm.model_executor.layers.fused_moe.oracle import unquantized  # isort: skip
@@ -65,7 +65,7 @@ def stored(folder: Path, version: int, value: float) -> Segment:
     """A version of one parameter, "weight"."""
     bucket = Bucket(0, 64, (Entry(Parameter("weight", (4,), "float32", 16), 0),))
     array = np.full(16, value, dtype=np.float32).view(np.uint8)
-    return SegmentStore(folder).store(WeightVersion(version, (bucket,)), [array])
+    return SegmentStore((bucket,), folder).store(version, [array])
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ PARTS = {
     "write": "record the end of the run",
     "close": "close the event log",
     "display": "show the last events",
-    "summarize": "read the event log for the summary",
+    "figures": "sum the run up",
     "write_json": "write summary.json",
     "render": "print the summary",
     "jobs": "find the processes of engines of several ranks",
@@ -42,7 +42,7 @@ PARTS = {
     "keep": "keep the logs of the run's processes",
 }
 # These need what the part before them found.
-NEEDS = {"write_json": "summarize", "render": "summarize"}
+NEEDS = {"write_json": "figures", "render": "figures"}
 
 
 class UninstalledTermination(Termination):
@@ -97,11 +97,12 @@ class Fixture:
             "_starting": lambda _: "",
             "_train": self.train,
             "stop_history_workers": self.part("workers"),
-            "summarize": self.part("summarize", real=launch.summarize),
+            "_Figures": lambda run: SimpleNamespace(stop=self.part("figures", real=lambda: figures(run).stop())),
             "render": self.part("render", "the summary"),
             "_jobs": self.part("jobs", ["01"]),
             "_keep_logs": self.part("keep"),
         }
+        figures = launch._Figures
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(launch, name, stand_in)
         monkeypatch.setattr(RunDirectory, "write_json", self.part("write_json"))

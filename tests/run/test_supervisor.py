@@ -205,8 +205,8 @@ def test_without_the_policy_the_run_ends_at_once(watched: Watched) -> None:
     [
         *((name, True, POLL_SECONDS) for name in ("policy actor", "critic actor", "trainer", "trainer coordinator")),
         *((name, True, POLL_SECONDS) for name in ("policy actor 1", "critic actor 3")),
-        *((name, True, GRACE_SECONDS) for name in ("samples generator", "reward model actor", "weight store")),
-        *((name, True, None) for name in ("recorder", "system probe")),
+        *((name, True, GRACE_SECONDS) for name in ("samples generator", "reward model actor")),
+        *((name, True, None) for name in ("recorder", "system probe", "weight store")),
         ("engine 0", False, GRACE_SECONDS),
         ("engine 0", True, None),
         ("the last engine", True, GRACE_SECONDS),

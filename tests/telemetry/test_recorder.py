@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("ray")
 
+import ray
+
+from rhyme_openrlhf.run import launch
 from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Note, RolloutFinished
 from rhyme_openrlhf.telemetry.recorder import PlainRecorder
+
+RESTARTED_WITHIN_S = 60
 
 
 @pytest.fixture
@@ -94,3 +105,36 @@ def test_responses_are_kept_and_a_full_disk_costs_them_and_one_note(
     assert sorted(one.name for one in (tmp_path / "samples").iterdir()) == ["step-000001.jsonl", "step-000004.jsonl"]
     notes = [recorded.event.text for recorded in read_events(path)]
     assert len(notes) == 1 and notes[0].startswith("responses of step 2 could not be kept")
+
+
+def test_a_recorder_that_was_killed_goes_on_with_its_file(tmp_path: Path, starts_ray: None) -> None:
+    path = tmp_path / "events.jsonl"
+    ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    try:
+        job: Any = SimpleNamespace(
+            run=SimpleNamespace(events=path), settings=SimpleNamespace(telemetry=TelemetrySettings())
+        )
+        recorder = launch._start_recorder(job)
+        ray.get(recorder.write.remote(Note("info", "before"), "driver", 0.0))
+        process = ray.get(recorder.__ray_call__.remote(lambda _: os.getpid()))
+        os.kill(process, signal.SIGKILL)
+        until = time.monotonic() + RESTARTED_WITHIN_S
+        while True:
+            # What is on its way to a dead recorder is lost.
+            with suppress(ray.exceptions.RayActorError):
+                ray.get(recorder.write.remote(Note("info", "after"), "driver", 1.0), timeout=RESTARTED_WITHIN_S)
+                break
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        ray.get(recorder.close.remote())
+    finally:
+        ray.shutdown()
+    assert [(one.event.text, one.sequence) for one in read_events(path)] == [("before", 0), ("after", 1)]
+
+
+def test_responses_of_a_recorder_that_died_count_towards_what_is_kept(tmp_path: Path) -> None:
+    line = b"x" * 600_000
+    for step in (1, 2):
+        # Each is a new process's.
+        PlainRecorder(str(tmp_path / "events.jsonl"), TelemetrySettings(samples_mb=1)).write_samples(step, [line])
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step-000002.jsonl"]

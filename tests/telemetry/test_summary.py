@@ -20,7 +20,7 @@ from rhyme_openrlhf.telemetry.events import (
     RunStarted,
     TrainStep,
 )
-from rhyme_openrlhf.telemetry.summary import UNFINISHED, render, summarize
+from rhyme_openrlhf.telemetry.summary import UNFINISHED, RunState, render, summarize
 
 
 def test_figures_of_a_finished_run(finished_run: list[Recorded]) -> None:
@@ -53,6 +53,22 @@ def test_bubbles_count_only_inside_the_rollout_stage(finished_run: list[Recorded
     summary = summarize(finished_run)
     assert summary.bubble_seconds == {"sync": pytest.approx(4.0), "tail": pytest.approx(8.0)}
     assert summary.bubble_fraction == pytest.approx(12 / 96)
+
+
+def test_a_run_that_folds_its_events_keeps_none_of_steps_that_have_ended(finished_run: list[Recorded]) -> None:
+    """A day of 512 engines has millions; the summary at the end must need neither their memory nor their time."""
+    state = RunState()
+    for recorded in finished_run:
+        state.apply(recorded)
+    assert not state.intervals
+    assert state.summary() == summarize(finished_run)
+
+
+def test_intervals_that_come_after_the_end_of_their_step_count_as_those_before(finished_run: list[Recorded]) -> None:
+    late = sorted(finished_run, key=lambda recorded: isinstance(recorded.event, EngineInterval))
+    found, expected = summarize(late), summarize(finished_run)
+    assert found.bubble_seconds == pytest.approx(expected.bubble_seconds)
+    assert found.bubble_fraction == pytest.approx(expected.bubble_fraction)
 
 
 def test_without_intervals_bubbles_are_unknown_not_none_at_all(finished_run: list[Recorded]) -> None:

@@ -39,10 +39,12 @@ def test_ranks_carry_nearly_equal_loads(nbytes: list[int], bucket_bytes: int, ra
 
 
 def test_a_segment_survives_its_plain_form() -> None:
-    entries, end = place(parameters([10, 100, 1]), start=128)
-    segment = Segment(4, "/dev/shm/x", end, entries)
+    segment = Segment(4, "/dev/shm/x", (("a", "/dev/shm/y"),))
     assert Segment.from_plain(segment.to_plain()) == segment
-    assert end == 128 + aligned(10) + aligned(100) + aligned(1)
+
+
+def test_parameters_are_placed_one_after_the_other() -> None:
+    assert place(parameters([10, 100, 1]), start=128)[1] == 128 + aligned(10) + aligned(100) + aligned(1)
 
 
 def test_impossible_plans_are_refused() -> None:

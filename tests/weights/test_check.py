@@ -162,7 +162,7 @@ def test_a_check_that_takes_too_long_is_a_warning_and_the_next_one_is_done(
     """`first`: before which of the three questions (before a step, after it, after the next) engines begin to be slow;
     they are slow once."""
     from rhyme_openrlhf.weights import check as weight_check
-    from rhyme_openrlhf.weights.sync import WeightSyncError
+    from rhyme_openrlhf.weights.stores import WeightSyncError
 
     asked = 0
 
@@ -201,7 +201,7 @@ def test_a_check_that_takes_too_long_is_a_warning_and_the_next_one_is_done(
 def test_a_pipelined_check_that_takes_too_long_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from rhyme_openrlhf.weights import check as weight_check
     from rhyme_openrlhf.weights.offers import OfferedWeightCheck
-    from rhyme_openrlhf.weights.sync import WeightSyncError
+    from rhyme_openrlhf.weights.stores import WeightSyncError
 
     def wait_for(refs: Any, timeout_s: float, what: str) -> Any:
         raise WeightSyncError(f"waited {timeout_s:g} s for {what}")

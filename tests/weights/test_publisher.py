@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.weights import publisher as weight_publisher
-from rhyme_openrlhf.weights.buckets import Segment, WeightVersion, writers
+from rhyme_openrlhf.weights.buckets import Segment, writers, written_by
 from rhyme_openrlhf.weights.node import SegmentStore
 from rhyme_openrlhf.weights.publisher import WeightPublisher
 from rhyme_openrlhf.weights.segment_file import SegmentFile, SegmentFiles, tensors
@@ -36,13 +36,12 @@ def model() -> torch.nn.Module:
 
 
 def read(segment: Segment) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors(SegmentFiles().open(segment), segment)}
+    return {name: tensor.clone() for name, tensor in tensors(SegmentFiles().open(segment), segment.version)}
 
 
 def orders(publisher: WeightPublisher, ranks: int) -> list[set[int]]:
     """Which buckets each rank of a node writes."""
-    of_bucket = writers(publisher.buckets, [NODE] * ranks, [NODE])
-    return [{number for number, by in enumerate(of_bucket) if by[NODE] == rank} for rank in range(ranks)]
+    return list(map(set, written_by(writers(publisher.buckets, [NODE] * ranks, [NODE]), ranks)))
 
 
 class Zero3:
@@ -72,7 +71,7 @@ def test_ranks_of_a_node_write_one_segment_together(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(weight_publisher.deepspeed.zero, "GatheredParameters", Zero3(2, log).gathered)
     ranks = [WeightPublisher(zero3_model(), 3, 2, 1) for _ in range(2)]
     assert len(ranks[0].buckets) == 4
-    segment = SegmentStore(tmp_path).begin(WeightVersion(7, ranks[0].buckets))
+    segment = SegmentStore(ranks[0].buckets, tmp_path).begin(7)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(WeightPublisher.publish, ranks, [segment] * 2, orders(ranks[0], 2)))
     found = read(segment)
@@ -83,11 +82,11 @@ def test_ranks_of_a_node_write_one_segment_together(tmp_path: Path, monkeypatch:
 
 def test_without_zero3_a_rank_touches_its_own_buckets_alone(tmp_path: Path) -> None:
     publisher = WeightPublisher(model(), 2, 2, 1)
-    segment = SegmentStore(tmp_path).begin(WeightVersion(0, publisher.buckets))
+    segment = SegmentStore(publisher.buckets, tmp_path).begin(0)
     mine, others = orders(publisher, 2)
     assert mine and others and not mine & others
     publisher.publish(segment, mine)
-    file = SegmentFile(segment.path, segment.nbytes, len(segment.entries))
+    file = SegmentFile(segment.path)
     assert {number // 2 for number, there in enumerate(file.versions()) if there == 0} == mine
     publisher.publish(segment, others)
     assert (file.versions() == 0).all()
@@ -108,7 +107,7 @@ def test_adapters_are_added_to_the_weights_that_they_change(
             torch.nn.init.normal_(parameter)
     monkeypatch.setattr(weight_publisher.deepspeed.zero, "GatheredParameters", gathered := Gathered())
     publisher = WeightPublisher(policy, zero_stage, 1, 1)
-    segment = SegmentStore(tmp_path).begin(WeightVersion(1, publisher.buckets))
+    segment = SegmentStore(publisher.buckets, tmp_path).begin(1)
     publisher.publish(segment, range(len(publisher.buckets)))
     found = read(segment)
     assert list(found) == names
@@ -143,7 +142,7 @@ def test_buffers_that_a_checkpoint_has_are_published(
     gathered = Gathered()
     monkeypatch.setattr(weight_publisher.deepspeed.zero, "GatheredParameters", gathered)
     publisher = WeightPublisher(made, zero_stage, 1, 1)
-    segment = SegmentStore(tmp_path).begin(WeightVersion(1, publisher.buckets))
+    segment = SegmentStore(publisher.buckets, tmp_path).begin(1)
     publisher.publish(segment, range(len(publisher.buckets)))
     found = read(segment)
     assert found.keys() == plain.keys() and "gate.inv_freq" not in found
@@ -199,7 +198,7 @@ def test_on_a_gpu_a_bucket_is_copied_while_the_next_one_is_gathered(
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     monkeypatch.setattr(weight_publisher.deepspeed.zero, "GatheredParameters", Zero3(1, log).gathered)
     publisher = WeightPublisher(zero3_model(), 3, 1, 1)
-    segment = SegmentStore(tmp_path).begin(WeightVersion(1, publisher.buckets))
+    segment = SegmentStore(publisher.buckets, tmp_path).begin(1)
     marked: list[int] = []
     monkeypatch.setattr(SegmentFile, "mark", lambda self, first, end, version: marked.append(len(log)))
     publisher.publish(segment, range(4))

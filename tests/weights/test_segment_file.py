@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rhyme_openrlhf.weights import segment_file
-from rhyme_openrlhf.weights.buckets import Parameter, Segment, Span, WeightVersion, lay_out, plan_buckets
+from rhyme_openrlhf.weights.buckets import Parameter, Segment, Span, lay_out, plan_buckets
 from rhyme_openrlhf.weights.node import SegmentStore
 from rhyme_openrlhf.weights.segment_file import SegmentFile, SegmentFiles, SegmentGoneError, tensors
 
@@ -22,16 +22,8 @@ BUCKETS = plan_buckets(PARAMETERS, 128, 1)
 SECONDS = 30
 
 
-def version(number: int) -> WeightVersion:
-    return WeightVersion(number, BUCKETS)
-
-
-def opened(segment: Segment) -> SegmentFile:
-    return SegmentFile(segment.path, segment.nbytes, len(segment.entries))
-
-
 def write(segment: Segment, span: Span, value: float) -> None:
-    file = opened(segment)
+    file = SegmentFile(segment.path)
     file.data[span.start : span.stop].view(np.float32)[:] = value
     file.mark(span.first, span.end, segment.version)
     file.close()
@@ -44,10 +36,10 @@ def spans() -> tuple[Span, ...]:
 
 
 def test_a_bucket_is_read_while_the_next_one_is_still_written(tmp_path: Path) -> None:
-    segment = SegmentStore(tmp_path).begin(version(3))
+    segment = SegmentStore(BUCKETS, tmp_path).begin(3)
     first, second = spans()
     write(segment, first, 3.5)
-    reading = tensors(SegmentFiles().open(segment), segment)
+    reading = tensors(SegmentFiles().open(segment), segment.version)
     for name in ("p0", "p1"):
         found, tensor = next(reading)
         assert found == name and torch.equal(tensor, torch.full((8,), 3.5))
@@ -68,17 +60,17 @@ def test_a_bucket_is_read_while_the_next_one_is_still_written(tmp_path: Path) ->
 
 
 def test_a_version_that_is_overwritten_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    store = SegmentStore(tmp_path)
-    segment = store.begin(version(0))
+    store = SegmentStore(BUCKETS, tmp_path)
+    segment = store.begin(0)
     for span in spans():
         write(segment, span, 0.0)
     files = SegmentFiles()
     file = files.open(segment)
     file.check(0)
-    store.begin(version(1))
+    store.begin(1)
     file.check(0)
     # The third takes the oldest one's file.
-    third = store.begin(version(2))
+    third = store.begin(2)
     assert files.open(third) is file
     with pytest.raises(SegmentGoneError, match="weight version 0 was overwritten"):
         file.check(0)
@@ -90,8 +82,8 @@ def test_a_version_that_is_overwritten_while_it_is_read_is_an_error(tmp_path: Pa
 
 
 def test_who_waits_for_a_version_that_is_removed_is_told(tmp_path: Path) -> None:
-    store = SegmentStore(tmp_path)
-    segment = store.begin(version(5))
+    store = SegmentStore(BUCKETS, tmp_path)
+    segment = store.begin(5)
     file = SegmentFiles().open(segment)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(file.wait_for, 5, 0, 4)
@@ -119,10 +111,10 @@ def test_memory_is_pinned_once_and_used_for_every_other_version(
     runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
     monkeypatch.setattr(segment_file, "gpu_present", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    store, files = SegmentStore(tmp_path), SegmentFiles()
+    store, files = SegmentStore(BUCKETS, tmp_path), SegmentFiles()
     for number in range(6):
-        files.open(store.begin(version(number)))
-    assert calls == ["pin", "pin"] and list(pinned.values()) == [version(0).nbytes] * 2
+        files.open(store.begin(number))
+    assert calls == ["pin", "pin"] and list(pinned.values()) == [sum(bucket.nbytes for bucket in BUCKETS)] * 2
     store.close()
-    files.open(store.begin(version(6)))
+    files.open(store.begin(6))
     assert calls == ["pin", "pin", "unpin", "unpin", "pin"]

@@ -5,6 +5,8 @@ Policy and engines are stand-ins without torch; the nodes' stores and what bring
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -21,18 +23,21 @@ import ray
 from ray.cluster_utils import Cluster  # isort: skip
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # isort: skip
 
+from rhyme_openrlhf.engine_errors import LostEngine
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.moves import MoveSettings
 from rhyme_openrlhf.settings.weights import WeightSettings
-from rhyme_openrlhf.telemetry.events import Event, WeightsLoaded, WeightsPublished
+from rhyme_openrlhf.telemetry.events import Event, Note, WeightsLoaded, WeightsPublished
 from rhyme_openrlhf.weights.buckets import Parameter, Segment, lay_out, plan_buckets
 from rhyme_openrlhf.weights.segment_file import SegmentFile
+from rhyme_openrlhf.weights.stores import WeightSyncError
 from rhyme_openrlhf.weights.sync import WeightSync
 
 # Eight ranks and an engine start one after the other on each node.
 LIMIT_SECONDS = 240.0
 pytestmark = pytest.mark.timeout(900)
-GPUS_OF_A_NODE = 4
+NODE = {"num_cpus": 1, "num_gpus": 4, "object_store_memory": 10**8}
 BUCKETS = plan_buckets([Parameter(f"p{i}", (64,), "uint8", 64) for i in range(4)], 128, 2)
 
 
@@ -51,21 +56,25 @@ class PolicyRank:
     def __init__(self, rank: int, heard: str, readers: int) -> None:
         self.rank, self.heard, self.readers = rank, Path(heard), readers
 
-    def weight_plan(self) -> Any:
-        return here(), BUCKETS
+    def weight_node(self) -> str:
+        return here()
 
-    def publish_weights(self, segments: dict[str, Segment], writers: tuple[dict[str, int], ...]) -> None:
+    def weight_buckets(self) -> Any:
+        return BUCKETS
+
+    def write_buckets(self, mine: list[int]) -> None:
+        self.mine = mine
+
+    def publish_weights(self, segment: Segment) -> None:
         spans = lay_out(BUCKETS)[1]
-        for number, (span, ranks) in enumerate(zip(spans, writers, strict=True)):
-            if ranks.get(here()) != self.rank:
-                continue
-            segment = segments[here()]
+        for number in self.mine:
+            span = spans[number]
             if number:
                 until = time.monotonic() + LIMIT_SECONDS
                 while len(list(self.heard.glob(f"{segment.version}-*"))) < self.readers:
                     assert time.monotonic() < until, "no engine loads what is there before all of it is"
                     time.sleep(0.01)
-            file = SegmentFile(segment.path, segment.nbytes, len(segment.entries))
+            file = SegmentFile(segment.path)
             file.data[span.start : span.stop] = content(segment.version, number)
             file.mark(span.first, span.end, segment.version)
 
@@ -81,7 +90,7 @@ class EngineRank:
 
     def load(self, segment: Segment) -> tuple[str, str, list[int]]:
         path = segment.path_on(here())
-        file = SegmentFile(path, segment.nbytes, len(segment.entries))
+        file = SegmentFile(path)
         found = []
         for span in lay_out(BUCKETS)[1]:
             file.wait_for(segment.version, span.first, span.end)
@@ -98,6 +107,9 @@ class Engine:
         self.ranks = ranks
         self.loaded: list[tuple[str, str, list[int]]] = []
 
+    def alive(self) -> None:
+        return
+
     def node_ids(self) -> list[str]:
         return list(dict.fromkeys(ray.get([rank.node.remote() for rank in self.ranks])))
 
@@ -110,19 +122,25 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def nodes(starts_ray: None, starts_cluster: None) -> Iterator[list[str]]:
+def cluster(starts_ray: None, starts_cluster: None) -> Iterator[Cluster]:
     # Ray's processes do not find the tests.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    node = {"num_cpus": 1, "num_gpus": GPUS_OF_A_NODE, "object_store_memory": 10**8}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    cluster.add_node(**node)
+    # A lost node is found soon.
+    soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": soon})
+    cluster.add_node(**NODE)
     try:
         ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": WITHOUT_TORCH})
         cluster.wait_for_nodes()
-        yield sorted(found["NodeID"] for found in ray.nodes())
+        yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> list[str]:
+    return sorted(found["NodeID"] for found in ray.nodes())
 
 
 @pytest.fixture(scope="module")
@@ -142,18 +160,20 @@ def engine_ranks(nodes: list[str], heard: Path) -> list[Any]:
     ]
 
 
-def synced(policy: list[Any], ranks: list[Any], versions: range) -> tuple[list[Any], list[Event], WeightSync]:
-    """What one engine's ranks loaded at the last of these versions."""
+def syncing(policy: list[Any], engines: list[Any], moves: bool = False) -> tuple[WeightSync, list[Event]]:
+    """A weight sync, and the list that gets its events; `moves`: of a run that outlives engines."""
     recorded: list[Event] = []
     services: Any = SimpleNamespace(
-        settings=RhymeSettings(weights=WeightSettings(timeout_s=LIMIT_SECONDS)),
+        settings=RhymeSettings(weights=WeightSettings(timeout_s=LIMIT_SECONDS), move=MoveSettings(enable=moves)),
         record=lambda event, source: recorded.append(event),
     )
-    group = SimpleNamespace(
-        async_run_method=lambda method, *args: [getattr(rank, method).remote(*args) for rank in policy]
-    )
+    return WeightSync(SimpleNamespace(_actor_handlers=policy), engines, services), recorded
+
+
+def synced(policy: list[Any], ranks: list[Any], versions: range) -> tuple[list[Any], list[Event], WeightSync]:
+    """What one engine's ranks loaded at the last of these versions."""
     engine = ray.remote(num_cpus=0)(Engine).remote(ranks)
-    sync = WeightSync(group, [engine], services)
+    sync, recorded = syncing(policy, [engine])
     for version in versions:
         sync.sync(version)
     return ray.get(engine.found.remote()), recorded, sync
@@ -189,3 +209,63 @@ def test_a_policy_whose_engines_are_elsewhere_sends_each_bucket_once(
     assert [node for node, _, _ in loaded] == [nodes[1]] * 4
     assert all(found == [content(12, 0), content(12, 1)] for _, _, found in loaded)
     sync.close()
+
+
+def warnings(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Note) and event.level == "warning"]
+
+
+def loads(events: list[Event]) -> list[tuple[int, int]]:
+    return [(event.version, event.engine) for event in events if isinstance(event, WeightsLoaded)]
+
+
+def pinned(kind: type, node: str, *arguments: Any) -> Any:
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=0)(kind).options(scheduling_strategy=there).remote(*arguments)
+
+
+def engine_on(node: str, number: int, heard: Path) -> Any:
+    """An engine of one rank, both on the node."""
+    return pinned(Engine, node, [pinned(EngineRank, node, number, str(heard))])
+
+
+def test_a_store_whose_process_died_is_started_again(nodes: list[str], heard: Path) -> None:
+    sync, recorded = syncing(policy_on(nodes[0], 2, heard, 1), [engine_on(nodes[0], 20, heard)])
+    sync.sync(21)
+    store = sync._prepared()._stores[nodes[0]]
+    process = ray.get(store.__ray_call__.remote(lambda _: os.getpid()))
+    os.kill(process, signal.SIGKILL)
+    sync.sync(22)
+    assert loads(recorded) == [(21, 0), (22, 0)]
+    assert len(warnings(recorded)) == 1 and "died and was started again" in warnings(recorded)[0]
+    sync.close()
+
+
+def test_a_lost_node_costs_its_engine_and_the_others_get_every_version(
+    cluster: Cluster, nodes: list[str], heard: Path
+) -> None:
+    """As it is lost between two syncs: its weight store, and an engine that Ray still takes for out of reach."""
+    node = cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
+    engines = [engine_on(nodes[0], 30, heard), engine_on(node.node_id, 31, heard), engine_on(nodes[1], 32, heard)]
+    sync, recorded = syncing(policy_on(nodes[0], 2, heard, 0), engines, moves=True)
+    sync.sync(14)
+    cluster.remove_node(node, allow_graceful=False)
+    sync.sync(15)
+    sync.sync(16)
+    assert [isinstance(engine, LostEngine) for engine in engines] == [False, True, False]
+    assert loads(recorded) == [(14, 0), (14, 1), (14, 2), (15, 0), (15, 2), (16, 0), (16, 2)]
+    told = warnings(recorded)
+    assert len(told) == 2 and "without engine 1" in told[0] and "its copies of the weights" in told[1]
+    sync.close()
+
+
+def test_without_moves_a_lost_node_ends_the_sync(cluster: Cluster, nodes: list[str], heard: Path) -> None:
+    node = cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
+    sync, _ = syncing(policy_on(nodes[0], 2, heard, 0), [engine_on(node.node_id, 40, heard)])
+    sync.sync(17)
+    cluster.remove_node(node, allow_graceful=False)
+    # The second one as long as Ray has not found the store gone.
+    with pytest.raises((WeightSyncError, ray.exceptions.RayActorError)):
+        sync.sync(18)

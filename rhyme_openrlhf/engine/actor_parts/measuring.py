@@ -35,7 +35,7 @@ from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.measure import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Subject
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.weights.buckets import Bucket, Parameter, Segment, WeightVersion, plan_buckets
+from rhyme_openrlhf.weights.buckets import Bucket, Parameter, plan_buckets
 from rhyme_openrlhf.weights.node import SegmentStore, WeightSpaceError
 
 # Enough for a median; the first of each is not counted, because memory is allocated and code is loaded in it.
@@ -166,18 +166,21 @@ class Measuring(Part):
 
     async def weight_load(self) -> tuple[float, str]:
         """Return the seconds until this engine runs a weight version of its node's memory; or 0 and why not."""
-        store = SegmentStore()
+        store: SegmentStore | None = None
         try:
-            segment = await asyncio.to_thread(self._segment_of_checkpoint, store)
+            buckets, tensors = await asyncio.to_thread(self._checkpoint)
+            store = SegmentStore(buckets)
+            segment = await asyncio.to_thread(store.store, self.engine.weight_version, _packed(buckets, tensors))
             seconds = [await self.engine.load_weights(segment) for _ in range(1 + REPEATS)]
         except (OSError, ValueError, WeightSpaceError) as error:
             return 0.0, first_line(error)
         finally:
-            store.close()
+            if store is not None:
+                store.close()
         return statistics.median(seconds[1:]), ""
 
-    def _segment_of_checkpoint(self, store: SegmentStore) -> Segment:
-        """Store the model's own weights, in the engine's number format, as a policy publishes them."""
+    def _checkpoint(self) -> tuple[tuple[Bucket, ...], dict[str, torch.Tensor]]:
+        """Return the model's own weights, in the engine's number format, and the buckets to publish them in."""
         from transformers import AutoModelForCausalLM
 
         config = self.engine.llm.vllm_config.model_config
@@ -190,9 +193,7 @@ class Measuring(Part):
             for name, t in tensors.items()
         ]
         # A bucket for each parameter, so that no more than one is packed at a time.
-        buckets = plan_buckets(described, 1, 1)
-        version = WeightVersion(self.engine.weight_version, buckets)
-        return store.store(version, _packed(buckets, tensors))
+        return plan_buckets(described, 1, 1), tensors
 
     # --- the profile
 
