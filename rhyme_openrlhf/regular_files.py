@@ -5,6 +5,7 @@ Invariants:
 - A pipe, a device or a socket is refused, and its other end is never waited for.
 - A file of a folder is below that folder also after links were followed, and if a link replaces one of its folders
   while it is opened.
+- The entries of a folder are its own, also if a link replaces it or one of its folders meanwhile.
 - `read_regular` reads a bounded number of bytes.
 
 Every refusal is an OSError whose `strerror` says why and whose `filename` says where.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,6 +45,25 @@ def open_below(folder: Path, name: str) -> BinaryIO:
     return _checked(_open_without_links(path), path)
 
 
+def entries_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield all entries below the resolved `folder` but folders, with their paths in it. No link is followed.
+
+    Raises OSError if `folder` itself cannot be opened.
+    """
+    top = _open_without_links(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for directory, folders, names, descriptor in os.fwalk(".", dir_fd=top):
+            folders.sort()
+            for name in sorted(names):
+                try:
+                    about = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                except OSError:  # deleted since it was listed
+                    continue
+                yield os.path.normpath(os.path.join(directory, name)), about
+    finally:
+        os.close(top)
+
+
 def read_regular(path: Path, largest: int) -> bytes:
     """Return the content of a regular file of at most `largest` bytes. Raises OSError."""
     with open_regular(path) as file:
@@ -57,7 +78,7 @@ def read_at_most(file: BinaryIO, largest: int, path: Path) -> bytes:
     return content
 
 
-def _open_without_links(path: Path) -> int:
+def _open_without_links(path: Path, flags: int = _OPEN) -> int:
     """Open a resolved path folder by folder, so that a link that was put there since it was resolved is an error."""
     below = os.open(path.anchor, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -65,7 +86,7 @@ def _open_without_links(path: Path) -> int:
             inner = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
             os.close(below)
             below = inner
-        return os.open(path.name, _OPEN | os.O_NOFOLLOW, dir_fd=below)
+        return os.open(path.name or ".", flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:

@@ -167,8 +167,11 @@ def import_runs(folder: Path) -> dict[str, str]:
     synthetic = folder / "runs" / "synthetic"
     write_run_directory(synthetic, SYNTHETIC)
     found = {}
-    found["synthetic"] = import_directory(database, synthetic, now).run_uid
-    uids = {name: import_directory(database, recorded[name], now).run_uid for name in sorted(recorded, reverse=True)}
+    found["synthetic"] = import_directory(database, synthetic.resolve(), now).run_uid
+    uids = {
+        name: import_directory(database, recorded[name].resolve(), now).run_uid
+        for name in sorted(recorded, reverse=True)
+    }
     found["demo"], found["other"] = uids[DEMO], uids[OTHER]
     compared = [uid for name, uid in uids.items() if IN_EXPERIMENT.fullmatch(name)]
     found["experiment"] = str(compare(database, compared, now))

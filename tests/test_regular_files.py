@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from stat import S_ISREG
 
 import pytest
 
-from rhyme_openrlhf.regular_files import open_below, open_regular, read_regular
+from rhyme_openrlhf.regular_files import entries_below, open_below, open_regular, read_regular
 
 
 def test_a_pipe_a_folder_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
@@ -48,6 +49,25 @@ def test_a_folder_that_becomes_a_link_while_a_file_is_opened(tmp_path: Path, mon
     with pytest.raises(OSError) as refused:
         open_below(folder, "inner/file")
     assert refused.value.filename == str(folder / "inner" / "file")
+
+
+def test_entries_are_those_of_the_folder_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "file").write_text("12")
+    (folder / "b").write_text("1")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_text("another's")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    assert [(name, about.st_size) for name, about in entries_below(folder) if S_ISREG(about.st_mode)] == [
+        ("b", 1), ("inner/file", 2),
+    ]  # fmt: skip
+    # A link takes the place of the folder after the folder was resolved.
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    for path in (folder, folder / "inner"):
+        with pytest.raises(OSError):
+            next(entries_below(path))
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:

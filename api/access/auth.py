@@ -103,7 +103,7 @@ async def _authenticate(service: Service, request: Request, bearer: str | None, 
         if not hmac.compare_digest(given.encode(), (who.csrf or "").encode()):
             detail = f"a browser's request that changes something needs the header {CSRF_HEADER}"
             raise ProblemError(403, detail, code="csrf_token_missing")
-    if wait := service.limits.requests.take(f"token {who.token_id}"):
+    if wait := service.limits.requests.take(who.holder):
         raise retry_later(429, "too many requests with this token", wait)
     return who
 

@@ -94,7 +94,7 @@ def show(service: Service, directory: Path) -> Replay:
     # The oldest run first, as they would have arrived, so that the newest is on top.
     for number, (path, name, tag, note) in reversed(list(enumerate(past, start=1))):
         move_run(path, now - number * APART_SECONDS)
-        uid = import_directory(service.database, path, now).run_uid
+        uid = import_directory(service.database, path.resolve(), now).run_uid
         _label(service, uid, name, tag, note)
         if IN_EXPERIMENT.fullmatch(path.name):
             compared.append(uid)

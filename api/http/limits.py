@@ -13,8 +13,8 @@ import asyncio
 import math
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ BUCKETS = 10_000
 IMPORTS = 2
 # Simulations of other engines at once, which viewers may ask for.
 SIMULATIONS = 2
-# Part of the live streams that one token may have: more than any person's pages need.
+# One holder may have this part of the live streams: more than any person's pages need.
 SHARE = 4
 # Retry delay when all slots are taken: a batch takes tens of milliseconds.
 SLOT_RETRY_S = 1.0
@@ -102,9 +102,14 @@ class Slots:
             self.check()
             self.taken += 1
 
+    @property
+    def full(self) -> bool:
+        """True if no slot is free."""
+        return self.taken >= self._count
+
     def check(self) -> None:
         """Raise ProblemError if no slot is free."""
-        if self.taken >= self._count:
+        if self.full:
             raise retry_later(503, f"{self._count} {self._what} are open already: try again", SLOT_RETRY_S)
 
     def release(self) -> None:
@@ -113,36 +118,61 @@ class Slots:
             self.taken -= 1
 
 
+@dataclass(eq=False)
+class Place:
+    """A slot that one holder has; `close` ends its use, on the event loop's thread."""
+
+    holder: str
+    close: Callable[[], None]
+
+
 class SharedSlots:
-    """Slots of which one key (a token) may hold a quarter, so that it cannot take them all."""
+    """Slots of which one holder (a token or session) has at most a quarter.
+
+    When all are taken, a holder gets one of those of the holder who has most, unless that would only change who has
+    more. So everyone has some, however many holders take all that they can.
+    """
 
     def __init__(self, count: int, what: str) -> None:
         self.all = Slots(count, what)
         self._each = max(1, count // SHARE)
         self._what = what
         self._lock = threading.Lock()
-        self._taken: Counter[Hashable] = Counter()
+        self._places: defaultdict[str, list[Place]] = defaultdict(list)
 
     @property
     def taken(self) -> int:
-        """The number of slots of all keys that are taken."""
+        """The number of slots of all holders that are taken."""
         return self.all.taken
 
-    def acquire(self, key: Hashable) -> None:
-        """Take a slot, which `release` gives back. Raises ProblemError if none is free, or none for this key."""
+    def acquire(self, holder: str, close: Callable[[], None]) -> Place:
+        """Take a slot, which `release` gives back. Raises ProblemError if there is none for this holder."""
         with self._lock:
-            if self._taken[key] >= self._each:
+            mine = len(self._places.get(holder, ()))
+            if mine >= self._each:
                 raise retry_later(503, f"{self._each} {self._what} of this token are open already", SLOT_RETRY_S)
+            most = max(self._places.values(), key=len, default=[])
+            if self.all.full and len(most) > mine + 1:
+                oldest = most[0]
+                self._leave(oldest)
+                oldest.close()
             self.all.acquire()
-            self._taken[key] += 1
+            place = Place(holder, close)
+            self._places[holder].append(place)
+        return place
 
-    def release(self, key: Hashable) -> None:
-        """Give a slot back."""
+    def release(self, place: Place) -> None:
+        """Give a slot back, unless another holder has it already."""
         with self._lock:
-            self.all.release()
-            self._taken[key] -= 1
-            if not self._taken[key]:
-                del self._taken[key]
+            if place in self._places.get(place.holder, ()):
+                self._leave(place)
+
+    def _leave(self, place: Place) -> None:
+        self.all.release()
+        places = self._places[place.holder]
+        places.remove(place)
+        if not places:
+            del self._places[place.holder]
 
 
 @dataclass(eq=False)

@@ -26,6 +26,7 @@ from rhyme_openrlhf.api.read.pagination import CursorError
 from rhyme_openrlhf.api.read.run_query import QueryError
 from rhyme_openrlhf.api.store.database import BusyError
 from rhyme_openrlhf.api.store.lookup import NotFoundError
+from rhyme_openrlhf.api.store.races import is_race
 
 MEDIA_TYPE = "application/problem+json"
 # Retry delay in seconds when the database is away or locked; the database's own wait for a lock is over by then.
@@ -205,6 +206,11 @@ def install(app: FastAPI) -> None:
             409, "another request was faster: read it again, then repeat yours", "changed_meanwhile"
         )
 
+    async def on_constraint(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, IntegrityError)
+        # Most routes look first, and say what is taken.
+        return await (on_race if is_race(error) else on_defect)(request, error)
+
     async def on_hang_up(request: Request, error: Exception) -> JSONResponse:
         # Nobody reads this; it is counted as a fault of the client.
         return problem_response(400, "the client hung up before its request was complete")
@@ -230,9 +236,9 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(ClientDisconnect, on_hang_up)
-    # What several requests make or change at once: most routes look first, and say what is taken.
-    for raced in (IntegrityError, StaleDataError):
-        app.add_exception_handler(raced, on_race)
+    app.add_exception_handler(IntegrityError, on_constraint)
+    # Of a row that another request has deleted since this one read it.
+    app.add_exception_handler(StaleDataError, on_race)
     for away in (OperationalError, PoolTimeoutError, BusyError):
         app.add_exception_handler(away, on_store)
     app.add_exception_handler(Exception, on_defect)

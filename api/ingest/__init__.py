@@ -8,7 +8,7 @@ A batch passes through these modules:
 - `store_batch.py`: events to their table
 - `derived_rows.py`, with `rollup.py` and `totals.py`: rows derived from events
 
-`announce.py` creates runs that were not started here, `importer.py` imports a whole run directory, which
-`imported_files.py` reads, and `deletion.py` deletes a run or an attempt. These modules refuse by raising plain
-exceptions.
+`announce.py` creates runs that were not started here, and `deletion.py` deletes a run or an attempt. `importer.py`
+imports a whole run directory, which `imported_files.py` reads; `replacement.py` replaces stored events by those of the
+directory. These modules refuse by raising plain exceptions.
 """

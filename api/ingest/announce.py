@@ -18,6 +18,7 @@ from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.json_values import TOO_DEEP, check_json, is_too_deep
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
 from rhyme_openrlhf.api.store.parameters import keep_parameters
+from rhyme_openrlhf.api.store.races import RUN_UID, violated
 from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
 from rhyme_openrlhf.telemetry.run_directory import strict
 
@@ -184,6 +185,8 @@ def _run_id(session: Session, announcement: Announcement, now: float, sender: Se
     try:
         with session.begin_nested():
             session.add(run)
-    except IntegrityError:
+    except IntegrityError as error:
+        if violated(error) != RUN_UID:
+            raise
         return session.execute(query).scalar_one()
     return run.id

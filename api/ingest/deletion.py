@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CursorResult, delete, select, tuple_, update
+from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.ingest import store_batch
+from rhyme_openrlhf.api.ingest.replacement import CHUNK, delete_some
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
@@ -34,8 +35,6 @@ class DeletionRefusedError(Exception):
     """The run or attempt cannot be deleted in its current state; the message is one sentence for people."""
 
 
-# Rows per transaction: well below a second on a slow disk.
-CHUNK = 20_000
 # Tables that grow with a run's length and have no foreign keys; the others follow the run's row (ON DELETE CASCADE).
 LARGE_TABLES: tuple[Any, ...] = (
     RawEvent, Interval, EngineSampleRow, EngineStepRow, CurveBlock, Metric, Move, Switch, Step, SystemRow,
@@ -47,8 +46,10 @@ def delete_run(database: Database, uid: str) -> None:
     with database.writing() as session:
         run_id = _deletable(session, uid).id
     for table in LARGE_TABLES:
-        while _delete_some(database, table, run_id) == CHUNK:
-            pass
+        done = CHUNK
+        while done == CHUNK:
+            with database.writing() as session:
+                done = delete_some(session, table, table.run_id == run_id, most=CHUNK)
     with database.writing() as session:
         # Check again, because a user may have restored the run meanwhile.
         run = _deletable(session, uid)
@@ -80,12 +81,3 @@ def _deletable(session: Session, uid: str) -> Run:
     if run.archived_at is None:
         raise DeletionRefusedError("archive the run first: deleting cannot be undone")
     return run
-
-
-def _delete_some(database: Database, table: Any, run_id: int) -> int:
-    key = tuple_(*table.__table__.primary_key.columns)
-    some = select(*table.__table__.primary_key.columns).where(table.run_id == run_id).limit(CHUNK)
-    with database.writing() as session:
-        done = session.execute(delete(table).where(key.in_(some)), execution_options={"synchronize_session": False})
-        assert isinstance(done, CursorResult)
-        return done.rowcount

@@ -121,9 +121,14 @@ class ImportedFiles:
                     raise self._refused(f"line {number} has {LONGEST_LINE} bytes or more, which no event has")
                 if not line.endswith(b"\n"):
                     return
-                if number % LOOK_LINES == 0 and self.ended():
-                    raise ImportingError("the service is ending: import the directory again")
+                if number % LOOK_LINES == 0:
+                    self.go_on()
                 yield number, line
+
+    def go_on(self) -> None:
+        """Raise ImportingError if the service is ending."""
+        if self.ended():
+            raise ImportingError("the service is ending: import the directory again")
 
     def _refused(self, fault: str) -> ImportingError:
         return ImportingError(f"{self.directory / EVENTS_FILE}, {fault}")

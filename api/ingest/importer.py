@@ -3,7 +3,8 @@
 Invariants:
 
 - Importing again changes nothing.
-- Stored events of the attempt are kept if they have no gaps. With gaps, they are replaced in one transaction.
+- Stored events of the attempt are kept if they have no gaps. With gaps, they are replaced (`replacement.py`).
+- No transaction grows with the length of the run directory.
 - A directory with fewer events than are stored is refused.
 - A run may be imported while it reports.
 - Newer attempts that are not vouched for (`models.Attempt.vouched`) are removed. A run whose figures another reporter
@@ -14,19 +15,27 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.ingest.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
 from rhyme_openrlhf.api.ingest.decoding import BatchError
 from rhyme_openrlhf.api.ingest.imported_files import ImportedFiles, ImportingError, SourceLines
-from rhyme_openrlhf.api.ingest.store_batch import add_events, forget_events, remove_attempts
+from rhyme_openrlhf.api.ingest.replacement import Given, Replacement
+from rhyme_openrlhf.api.ingest.store_batch import (
+    ReplacingError,
+    UnknownAttemptError,
+    add_events,
+    is_being_replaced,
+    remove_attempts,
+)
 from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
@@ -61,32 +70,53 @@ def import_directory(
 ) -> Imported:
     """Import a run directory. Attempts of a resumed run are imported in the order of their starts.
 
+    `directory` is resolved, and is not resolved again: a link that replaces one of its folders since then is refused.
     `now` in unix seconds; `ended` returns True when the service ends. Raises ImportingError, BusyError.
     """
     try:
-        files = ImportedFiles(directory.resolve(), ended)
+        files = ImportedFiles(directory, ended)
         announcement = _announcement(files.directory, files.config(), files.first_line())
         # Before the file is read, because a run writes to its file first, so the file has at least the stored events.
-        known = _known(database, announcement.attempt_uid)
-        replaced = _fills_gaps(known, files.sources(), announcement.attempt_uid)
-        return _import(database, announcement, files, replaced, now)
+        known, sources = _known(database, announcement.attempt_uid), files.sources()
+        _check_complete(known, sources, announcement.attempt_uid)
+        if _fills_gaps(known, sources):
+            # An event that is refused is refused before stored ones are deleted.
+            for chunk in files.chunks():
+                prepare(chunk)
+            return _import(database, announcement, files, now, sources)
+        return _import(database, announcement, files, now)
     except (AnnouncementError, AnnouncementConflictError, BatchError, *BAD_JSON) as error:
         raise ImportingError(f"{directory} cannot be imported: {error}") from error
+    except (ReplacingError, UnknownAttemptError) as error:
+        raise ImportingError("another import of this directory is under way, or the run was deleted") from error
     except OSError as error:
         raise ImportingError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def _import(
-    database: Database, announcement: Announcement, files: ImportedFiles, replaced: bool, now: float
+    database: Database,
+    announcement: Announcement,
+    files: ImportedFiles,
+    now: float,
+    checked: Mapping[str, SourceLines] | None = None,
 ) -> Imported:
+    """Import files. `checked`: their sources, if all events were checked to replace those that are stored."""
     uid = announcement.attempt_uid
     accepted = duplicates = 0
+    replacement: Replacement | None = None
     with database.writing() as session:
         removed = _remove_unvouched(session, announcement)
         attempt = announce(session, announcement, now)
-        if replaced:
-            accepted = _replace(session, attempt, files)
-    if not replaced:
+        if is_being_replaced(attempt, time.time()):
+            raise ReplacingError
+        known = _sources(session, uid)
+        # Another import may have filled the gaps meanwhile.
+        if checked is not None and _fills_gaps(known, checked):
+            given = {one.source: Given(one.filled, one.dropped) for one in known}
+            replacement = Replacement(database, attempt, given)
+    if replacement is not None:
+        accepted = _replace(replacement, files)
+    else:
         for chunk in files.chunks():
             arrived = prepare(chunk)
             with database.writing() as session:
@@ -94,7 +124,17 @@ def _import(
             accepted, duplicates = accepted + fresh, duplicates + len(arrived) - fresh
     with database.writing() as session:
         _end_unheard(session, uid, now)
-    return Imported(announcement.run_uid, uid, accepted, duplicates, replaced, removed)
+    return Imported(announcement.run_uid, uid, accepted, duplicates, replacement is not None, removed)
+
+
+def _replace(replacement: Replacement, files: ImportedFiles) -> int:
+    """Replace the stored events; return the number of new ones."""
+    with replacement.whole():
+        while not replacement.forget_some():
+            files.go_on()
+        accepted = sum(replacement.add(prepare(chunk)) for chunk in files.chunks())
+        replacement.end()
+    return accepted
 
 
 def _remove_unvouched(session: Session, announcement: Announcement) -> tuple[str, ...]:
@@ -110,26 +150,6 @@ def _remove_unvouched(session: Session, announcement: Announcement) -> tuple[str
     if gone:
         remove_attempts(session, run, attempts, gone)
     return tuple(one.uid for one in gone)
-
-
-def _replace(session: Session, attempt: Attempt, files: ImportedFiles) -> int:
-    """Replace the attempt's stored events; return the number of new ones.
-
-    Raises ImportingError if the file has fewer events than were stored.
-    """
-    before = _sources(session, attempt.uid)
-    run, _ = run_status.lock_run(session, attempt.run_id)
-    forget_events(session, run, attempt)
-    accepted = sum(len(add_events(session, attempt.uid, prepare(chunk))) for chunk in files.chunks())
-    after = {one.source: one for one in _sources(session, attempt.uid)}
-    for one in before:
-        now = after.get(one.source, _Source(one.source))
-        # A reporter has stored more since the comparison, so the directory does not belong to that reporter.
-        if now.next_sequence < one.next_sequence:
-            raise _holds_less(attempt.uid, one.source, now.next_sequence, one.next_sequence)
-        mine = (EventSource.attempt_id == attempt.id, EventSource.source == one.source)
-        session.execute(update(EventSource).where(*mine).values(filled=one.filled + one.dropped - now.dropped))
-    return accepted
 
 
 class _Source(NamedTuple):
@@ -154,18 +174,18 @@ def _sources(session: Session, attempt_uid: str) -> list[_Source]:
     return [_Source(*row) for row in session.execute(query)]
 
 
-def _fills_gaps(known: Iterable[_Source], sources: Mapping[str, SourceLines], attempt_uid: str) -> bool:
-    """Return True if the file has events that are missing in the store.
-
-    Raises ImportingError if the file has fewer events than the store.
-    """
-    fills = False
+def _check_complete(known: Iterable[_Source], sources: Mapping[str, SourceLines], attempt_uid: str) -> None:
+    """Raise ImportingError if the file has fewer events than the store."""
     for stored in known:
         ours = sources.get(stored.source, SourceLines())
         if ours.following < stored.next_sequence or ours.missing_below(stored.next_sequence) > stored.gaps:
             raise _holds_less(attempt_uid, stored.source, ours.following, stored.next_sequence)
-        fills = fills or stored.dropped > ours.missing_below(ours.following)
-    return fills
+
+
+def _fills_gaps(known: Iterable[_Source], sources: Mapping[str, SourceLines]) -> bool:
+    """Return True if the file has events that are missing in the store."""
+    ours = ((stored, sources.get(stored.source, SourceLines())) for stored in known)
+    return any(stored.dropped > lines.missing_below(lines.following) for stored, lines in ours)
 
 
 def _holds_less(attempt_uid: str, source: str, ours: int, known: int) -> ImportingError:

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ from rhyme_openrlhf.api.store.record import EventSource, RawEvent
 PIECE = 5_000
 # Most events of an attempt that may be missing, over all its sources.
 MOST_LOST = COUNT_MAX
+# An import whose last transaction is so old was killed: each takes a fraction of a second, and may wait for a lock.
+BROKEN_OFF_SECONDS = 60.0
 _EVENT_COLUMNS = ("run_id", "attempt_id", "source", "sequence", "time", "kind", "body")
 _SOURCE_COLUMNS = ("attempt_id", "source", "next_sequence", "gaps", "dropped")
 _EVENTS: Any = RawEvent.__table__
@@ -47,6 +50,10 @@ _write_sources = BulkInsert(_SOURCES, _SOURCE_COLUMNS, replace(("attempt_id", "s
 
 class UnknownAttemptError(LookupError):
     """The attempt was not announced; the message is one sentence for the reporter."""
+
+
+class ReplacingError(Exception):
+    """An import is replacing the attempt's events (`replacement.py`); the message is one sentence for the sender."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +89,11 @@ def ingest(
       events. Then nothing is stored, because the reporter sends the lost events first.
     - `sender`: None is the service itself
 
-    Raises UnknownAttemptError, ForeignRunError, FormError.
+    Raises UnknownAttemptError, ForeignRunError, ReplacingError, FormError.
     """
-    run, attempts, attempt = _locked(session, attempt_uid)
+    run, attempts, attempt = locked(session, attempt_uid)
     admit(run, attempt, sender)
+    await_replacement(session, run, attempt, now)
     known = known or {}
     sources = _sources(session, attempt)
     stop = attempt.stop_requested_at is not None
@@ -102,10 +110,32 @@ def ingest(
     return Receipt(len(fresh), len(arrived) - len(fresh), stop, following)
 
 
-def add_events(session: Session, attempt_uid: str, arrived: Sequence[Arrived]) -> list[Arrived]:
-    """Store events that no reporter sent; return the new ones. Raises UnknownAttemptError, FormError."""
-    run, attempts, attempt = _locked(session, attempt_uid)
+def add_events(
+    session: Session, attempt_uid: str, arrived: Sequence[Arrived], replacing: bool = False
+) -> list[Arrived]:
+    """Store events that no reporter sent; return the new ones. `replacing`: the replacement of all events does it.
+
+    Raises UnknownAttemptError, ReplacingError, FormError.
+    """
+    run, attempts, attempt = locked(session, attempt_uid)
+    if not replacing:
+        await_replacement(session, run, attempt, time.time())
     return _add(session, run, attempts, attempt, _sources(session, attempt), arrived, {})[0]
+
+
+def await_replacement(session: Session, run: Run, attempt: Attempt, now: float) -> None:
+    """Raise ReplacingError if an import is replacing the attempt's events; delete what one that broke off has left."""
+    if is_being_replaced(attempt, now):
+        raise ReplacingError("an import is replacing the events of this attempt: send the batch again")
+    if attempt.replacing_at is not None:
+        forget_events(session, run, attempt)
+        attempt.replacing_at = None
+
+
+def is_being_replaced(attempt: Attempt, now: float) -> bool:
+    """Return whether an import is replacing the attempt's events. One that was silent for long has broken off."""
+    # In either direction, because clocks are set.
+    return attempt.replacing_at is not None and abs(now - attempt.replacing_at) < BROKEN_OFF_SECONDS
 
 
 def remove_attempts(session: Session, run: Run, attempts: Sequence[Attempt], gone: Collection[Attempt]) -> None:
@@ -157,8 +187,8 @@ def forget_events(session: Session, run: Run, attempt: Attempt) -> None:
     _count_dropped(session, run)
 
 
-def _locked(session: Session, attempt_uid: str) -> tuple[Run, list[Attempt], Attempt]:
-    """Return the run, its attempts, and the attempt with that uid, all locked."""
+def locked(session: Session, attempt_uid: str) -> tuple[Run, list[Attempt], Attempt]:
+    """Return the run, its attempts, and the attempt with that uid, all locked. Raises UnknownAttemptError."""
     run_id = session.execute(select(Attempt.run_id).where(Attempt.uid == attempt_uid)).scalar_one_or_none()
     if run_id is None:
         raise UnknownAttemptError(f"attempt {attempt_uid} is unknown: announce it first")

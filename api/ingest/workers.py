@@ -33,10 +33,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from rhyme_openrlhf.api.ingest.announce import Sender
 from rhyme_openrlhf.api.ingest.decoding import parse_batch, unpack
-from rhyme_openrlhf.api.ingest.store_batch import Receipt, UnknownAttemptError, ingest
+from rhyme_openrlhf.api.ingest.store_batch import Receipt, ReplacingError, UnknownAttemptError, ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store.database import BUSY_SECONDS, BusyError, Database
 from rhyme_openrlhf.api.store.models import Attempt
+from rhyme_openrlhf.api.store.races import again_if_raced
 
 # One batch is prepared while another is written; more would only wait for each other. SQLite has one writer, and
 # waiters for its lock sleep and poll.
@@ -71,7 +72,7 @@ class Taken(NamedTuple):
 
 
 class IngestionInterruptedError(Exception):
-    """The worker died or did not respond; the message asks the sender to send the batch again."""
+    """The batch could not be stored now; the message asks the sender to send it again."""
 
 
 class Intake(Protocol):
@@ -93,10 +94,17 @@ def take(database: Database, sent: Sent) -> Taken:
         run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == uid))
     if run_id is None:
         raise UnknownAttemptError(f"attempt {uid} is unknown: announce it first")
-    with database.writing() as session:
-        now = time.time()
-        receipt = ingest(session, uid, arrived, now, alive, batch.dropped, batch.known, sent.sender)
-    return Taken(run_id, receipt)
+
+    def store() -> Receipt:
+        with database.writing() as session:
+            now = time.time()
+            return ingest(session, uid, arrived, now, alive, batch.dropped, batch.known, sent.sender)
+
+    try:
+        # A webhook may be deleted while the run's end is stored, which has a message for it.
+        return Taken(run_id, again_if_raced(store))
+    except ReplacingError as error:
+        raise IngestionInterruptedError(str(error)) from error
 
 
 class ThreadIntake:

@@ -33,7 +33,7 @@ MEDIA_TYPES: dict[str, str] = {
 GROUP = 10_000
 _RUN_COLUMNS = (
     "uid", "name", "origin", "status", "message", "notes", "created_at", "started_at", "finished_at", "paused_seconds",
-    "archived_at", "engines", "tensor_parallel_size", "epochs", "steps_total", "step", "epoch", "reward",
+    "paused_at", "archived_at", "engines", "tensor_parallel_size", "epochs", "steps_total", "step", "epoch", "reward",
     "tokens_per_second", "speculation_rate", "bubble_fraction", "dropped_events", "last_event_at",
 )  # fmt: skip
 # Beginnings of a formula in spreadsheets (OWASP, "CSV injection"), also after quotes and spaces.

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Attempt, Run
-from rhyme_openrlhf.regular_files import open_below
+from rhyme_openrlhf.regular_files import entries_below, open_below
 
 # Most bytes that a page shows at once; it loads more in pieces.
 MAX_CHUNK = 1024 * 1024
@@ -100,14 +100,9 @@ def list_logs(logs: Path) -> list[LogFileView]:
 
 def files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the regular files below a folder, with names relative to it that can be printed."""
-    for directory, folders, names in os.walk(folder):
-        folders.sort()
-        for path in (Path(directory) / name for name in sorted(names)):
-            try:
-                about = path.lstat()
-            except OSError:  # deleted since it was listed
-                continue
-            below = path.relative_to(folder).as_posix()
+    # The folder may be gone since it was resolved, or a link.
+    with suppress(OSError):
+        for below, about in entries_below(folder):
             if stat.S_ISREG(about.st_mode) and below.isprintable():
                 yield below, about
 

@@ -29,6 +29,7 @@ RUN_EXAMPLE: dict[str, Any] = {
     "started_at": 1760000012.5,
     "finished_at": None,
     "paused_seconds": 0.0,
+    "paused_at": None,
     "archived_at": None,
     "step": 42,
     "epoch": 1,
@@ -59,6 +60,7 @@ class RunSummary(View):
     started_at: float | None
     finished_at: float | None
     paused_seconds: float = Field(description="Seconds between its attempts, which are no part of its duration.")
+    paused_at: float | None = Field(description="When its last attempt ended, while the next one waits for its start.")
     archived_at: float | None
     engines: int | None = None
     tensor_parallel_size: int | None = None
@@ -75,8 +77,8 @@ class RunSummary(View):
     values: dict[str, float | str | None] = Field(default={}, description="The requested `column`s.")
 
     def duration(self, now: float) -> float | None:
-        """Return the seconds in which the run ran, until `now` if it has not ended; None before its start."""
-        end = self.finished_at if self.status in ENDED else now
+        """Return the seconds in which the run ran, until `now` if it runs; None before its start."""
+        end = self.finished_at if self.status in ENDED else self.paused_at or now
         return None if self.started_at is None or end is None else end - self.started_at - self.paused_seconds
 
 

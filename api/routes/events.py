@@ -113,7 +113,7 @@ def stream_events(
     start = last_id(last_event_id, after)
     return LiveResponse(
         service.limits.streams,
-        who.token_id,
+        who.holder,
         service.metrics.streams,
         follow_events(service.live, who.caller, run_id, start, tuple(kind), tuple(source)),
     )
@@ -128,4 +128,4 @@ def stream_events(
 async def stream_runs(who: auth.Viewer, service: ServiceDep) -> Response:
     """Stream the newest runs that are not archived, and each run again when it has changed."""
     messages = follow_runs(service.live, who.caller)
-    return LiveResponse(service.limits.streams, who.token_id, service.metrics.streams, messages)
+    return LiveResponse(service.limits.streams, who.holder, service.metrics.streams, messages)

@@ -23,6 +23,7 @@ from rhyme_openrlhf.api.routes.series import DEFAULT_NAMES, Names, split_names
 from rhyme_openrlhf.api.store.bounds import Body, Name, Notes
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.models import Experiment, Run
+from rhyme_openrlhf.api.store.races import EXPERIMENT_NAME, violated
 
 router = APIRouter(prefix="/experiments", tags=["experiments"], responses=documented(401, 403, 422, 429, 503))
 
@@ -153,7 +154,7 @@ def make_experiment(body: NewExperiment, response: Response, who: auth.Operator,
             created_at(response, f"/experiments/{row.id}")
             return _tagged(session, row, response)
     except IntegrityError as error:
-        raise ProblemError(409, NAME_TAKEN, code="name_taken") from error
+        raise _name_taken(error) from error
 
 
 @router.patch("/{experiment_id}", responses={200: TAGGED, **documented(404, 409, 412)}, summary="Change an experiment")
@@ -177,7 +178,7 @@ def change_experiment(
             session.flush()
             return _tagged(session, row, response)
     except IntegrityError as error:
-        raise ProblemError(409, NAME_TAKEN, code="name_taken") from error
+        raise _name_taken(error) from error
 
 
 @router.delete("/{experiment_id}", status_code=204, responses=documented(404), summary="Delete an experiment")
@@ -188,6 +189,13 @@ def delete_experiment(experiment_id: ExperimentId, who: auth.Operator, service: 
         session.execute(update(Run).where(Run.experiment_id == row.id).values(experiment_id=None))
         session.delete(row)
     return Response(status_code=204)
+
+
+def _name_taken(error: IntegrityError) -> Exception:
+    """Return the problem of a name that another experiment has; any other error as it is."""
+    if violated(error) != EXPERIMENT_NAME:
+        return error
+    return ProblemError(409, NAME_TAKEN, code="name_taken")
 
 
 def _run_counts(session: Session, ids: list[int]) -> dict[int, int]:

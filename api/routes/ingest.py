@@ -35,6 +35,7 @@ from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.bounds import NO_NUL, Body, Name, UidText
 from rhyme_openrlhf.api.store.json_values import JsonObject
 from rhyme_openrlhf.api.store.models import UID_LENGTH
+from rhyme_openrlhf.api.store.races import again_if_raced
 
 router = APIRouter(
     prefix="/ingest/attempts/{uid}", tags=["ingest"], responses=documented(401, 403, 409, 413, 415, 422, 429, 503)
@@ -122,11 +123,15 @@ class BatchReceipt(BaseModel):
 @router.put("", summary="Announce an attempt")
 def put_attempt(uid: AttemptUid, body: AnnouncementBody, who: auth.Reporter, service: ServiceDep) -> Announced:
     """Announce run and attempt; repeating it changes nothing."""
-    try:
-        announcement = Announcement(uid, body.run, body.name, body.run_directory, body.config)
+
+    def store() -> Announced:
         with service.database.writing() as session:
             attempt = announce(session, announcement, time.time(), _sender(who))
             return Announced(run=body.run, attempt=attempt.number)
+
+    try:
+        announcement = Announcement(uid, body.run, body.name, body.run_directory, body.config)
+        return again_if_raced(store)
     except AnnouncementError as error:
         raise ProblemError(422, str(error)) from error
     except ForeignRunError as error:

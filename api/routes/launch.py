@@ -37,9 +37,9 @@ from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_com
 from rhyme_openrlhf.api.read.run_json import RunDetail
 from rhyme_openrlhf.api.read.runs import detail_of, names_around
 from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, Tags
-from rhyme_openrlhf.api.store.database import again_if_raced
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.races import again_if_raced
 
 router = APIRouter(tags=["launching"], responses=documented(401, 403, 422, 429, 503))
 

@@ -146,7 +146,7 @@ def stream_log(
     read = partial(_piece, logs, name)
     return LiveResponse(
         service.limits.streams,
-        who.token_id,
+        who.holder,
         service.metrics.streams,
         follow_pieces(service.live, who.caller, logs / name, begin, read),
     )

@@ -17,8 +17,8 @@ from rhyme_openrlhf.api.routes.sign_in import Who, set_session_cookie
 from rhyme_openrlhf.api.settings import RETURN_PATH
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.bounds import NO_NUL, Body
-from rhyme_openrlhf.api.store.database import again_if_raced
 from rhyme_openrlhf.api.store.models import BrowserSession, Token
+from rhyme_openrlhf.api.store.races import again_if_raced
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.access.openid import Person, Provider
@@ -77,13 +77,14 @@ async def end_openid(body: Answer, request: Request, response: Response, service
     from rhyme_openrlhf.api.access import openid
 
     provider = _provider(service)
-    _limit(service, request, "end")
     name = auth.cookie_name(request, COOKIE)
     try:
         begun = openid.Begun.read(request.cookies.get(name))
         openid.check_state(begun, body.state)
         if not body.code:
             raise openid.RefusedError("the provider has not signed you in: begin again")
+        # Only sign-ins that ask the provider count. Others count as wrong secrets, so they keep nobody from this.
+        _limit(service, request, "end")
         person = await provider.person(begun, body.state, body.code, _redirect_url(provider, request))
     except openid.RefusedError as error:
         raise auth.refuse_secret(service, request, str(error)) from error

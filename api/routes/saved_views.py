@@ -30,8 +30,8 @@ from rhyme_openrlhf.api.read.saved_views import (
 )
 from rhyme_openrlhf.api.store.bounds import INT32, Body, Name
 from rhyme_openrlhf.api.store.credentials import Principal
-from rhyme_openrlhf.api.store.database import again_if_raced
 from rhyme_openrlhf.api.store.models import SavedView
+from rhyme_openrlhf.api.store.races import again_if_raced
 
 router = APIRouter(prefix="/views", tags=["views"], responses=documented(401, 403, 422, 429, 503))
 

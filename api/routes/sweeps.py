@@ -34,9 +34,9 @@ from rhyme_openrlhf.api.launch.sweep import (
 )
 from rhyme_openrlhf.api.routes.launch import IdempotencyKey, RunName, as_problem, read_request
 from rhyme_openrlhf.api.store.bounds import Body, Notes, Tags
-from rhyme_openrlhf.api.store.database import again_if_raced
 from rhyme_openrlhf.api.store.lookup import find_experiment
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.races import again_if_raced
 from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE
 from rhyme_openrlhf.settings.varied import Range, Scale
 

@@ -25,6 +25,7 @@ from rhyme_openrlhf.api.store.webhooks import (
     TEST,
     Form,
     State,
+    active_ids,
     content_of,
     new_secret,
     state_of,
@@ -73,6 +74,7 @@ class WebhookView(View):
     stalled_minutes: float
     reward_fall: float
     idle_percent: float
+    active: bool = Field(description="False: it sends nothing, because its maker is no operator any more.")
     created_at: float
 
 
@@ -158,7 +160,8 @@ def list_webhooks(
     """List all webhooks, the newest first."""
     with service.database.reading() as session:
         rows, following = newest(session, Webhook, [], limit, cursor)
-        return WebhookPage(items=[WebhookView.model_validate(row) for row in rows], next_cursor=following)
+        active = active_ids(session, time.time())
+        return WebhookPage(items=[_shown(row, row.id in active) for row in rows], next_cursor=following)
 
 
 @router.post("", status_code=201, responses=documented(409), summary="Create a webhook")
@@ -175,12 +178,13 @@ def make_webhook(
         if session.scalars(select(func.count()).select_from(Webhook)).one() >= MOST_WEBHOOKS:
             raise ProblemError(409, f"there are {MOST_WEBHOOKS} webhooks already: delete one first")
         row = Webhook(
-            **given, secret=new_secret(), service_url=str(request.base_url).rstrip("/"), created_at=time.time()
-        )
+            **given, secret=new_secret(), service_url=str(request.base_url).rstrip("/"), maker_id=who.token_id,
+            created_at=time.time(),
+        )  # fmt: skip
         session.add(row)
         session.flush()
         created_at(response, f"/webhooks/{row.id}")
-        return IssuedWebhook.model_validate(row)
+        return IssuedWebhook(**_shown(row, True).model_dump(), secret=row.secret)
 
 
 @router.get("/deliveries", summary="Messages of webhooks")
@@ -202,12 +206,12 @@ def list_deliveries(
 def get_webhook(webhook_id: WebhookId, who: auth.Operator, service: ServiceDep) -> WebhookView:
     """Return a webhook without its secret."""
     with service.database.reading() as session:
-        return WebhookView.model_validate(_find(session, webhook_id))
+        return _shown(_find(session, webhook_id), webhook_id in active_ids(session, time.time()))
 
 
 @router.patch("/{webhook_id}", responses=documented(404), summary="Change a webhook")
 def edit_webhook(webhook_id: WebhookId, body: WebhookChange, who: auth.Operator, service: ServiceDep) -> WebhookView:
-    """Change a webhook. Messages that wait go to its new address."""
+    """Change a webhook, and be its maker from now on. Messages that wait go to its new address."""
     given = body.model_dump(exclude_none=True)
     if body.events is not None:
         given["events"] = list(dict.fromkeys(body.events))
@@ -215,8 +219,8 @@ def edit_webhook(webhook_id: WebhookId, body: WebhookChange, who: auth.Operator,
         row = _find(session, webhook_id)
         for name, value in given.items():
             setattr(row, name, value)
-        session.flush()
-        return WebhookView.model_validate(row)
+        row.maker_id = who.token_id
+        return _shown(row, True)
 
 
 @router.delete("/{webhook_id}", status_code=204, responses=documented(404), summary="Delete a webhook")
@@ -268,6 +272,11 @@ def _find(session: Session, webhook_id: int) -> Webhook:
     if webhook is None:
         raise NotFoundError("webhook", webhook_id)
     return webhook
+
+
+def _shown(row: Webhook, active: bool) -> WebhookView:
+    stored = WebhookView.model_fields.keys() - {"active"}
+    return WebhookView(**{name: getattr(row, name) for name in stored}, active=active)
 
 
 def _view(row: WebhookDelivery) -> DeliveryView:

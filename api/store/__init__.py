@@ -6,6 +6,7 @@ Modules in reading order:
 - `models.py`: tables of runs, attempts, tokens and so on
 - `record.py`: tables of reported data
 - `database.py`, `readiness.py`: sessions, upgrade, readiness
+- `races.py`: constraints that two requests may meet at once
 - `lookup.py`: rows by name
 - `status.py`, `run_status.py`: legal changes of a run's status
 - `credentials.py`: tokens, sessions, codes

@@ -57,6 +57,13 @@ class Principal:
     session: str | None
     csrf: str | None
     last_used_at: float | None
+    # Signed in by a link: all sessions of links belong to one token.
+    by_link: bool = False
+
+    @property
+    def holder(self) -> str:
+        """The one whose use of the service is limited: a token, or one of the sessions that links opened."""
+        return f"session {self.session}" if self.by_link else f"token {self.token_id}"
 
     @property
     def caller(self) -> Caller:
@@ -287,6 +294,7 @@ def principal(row: Token, browser: BrowserSession | None) -> Principal:
         session=browser.digest if browser else None,
         csrf=browser.csrf if browser else None,
         last_used_at=row.last_used_at,
+        by_link=row.prefix == LINK_PREFIX,
     )
 
 

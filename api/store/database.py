@@ -17,11 +17,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -30,14 +30,13 @@ from alembic.script import ScriptDirectory
 from psycopg.pq import Format
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor, ExecutionContext
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from rhyme_openrlhf.api.store.curve_blocks import settle_all
 from rhyme_openrlhf.api.store.parameters import keep_all_parameters
 
-Made = TypeVar("Made")
 DIALECTS = ("sqlite+pysqlite", "postgresql+psycopg")
 # A batch is written in milliseconds; a client that waits longer has to retry.
 BUSY_SECONDS = 5.0
@@ -164,14 +163,6 @@ class Database:
         finally:
             if self.is_sqlite:
                 self._writer.release()
-
-
-def again_if_raced(write: Callable[[], Made]) -> Made:
-    """Call `write`, and once more if another transaction has stored a row of its name first; it then finds that row."""
-    try:
-        return write()
-    except IntegrityError:
-        return write()
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:

@@ -88,6 +88,8 @@ class Run(Base):
     finished_at: Mapped[float | None] = mapped_column(Float)
     # Seconds between the end of one attempt and the start of the next one.
     paused_seconds: Mapped[float] = mapped_column(Float, default=0.0, server_default="0")
+    # The end of the last attempt that started, while the next one waits for its start.
+    paused_at: Mapped[float | None] = mapped_column(Float)
     archived_at: Mapped[float | None] = mapped_column(Float)
 
     # Roll-up. `engines` to `steps_total` come from the newest attempt's RunStarted; `step` is the last trained one.
@@ -160,6 +162,8 @@ class Attempt(Base):
     queued_at: Mapped[float] = mapped_column(Float)
     started_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
+    # Time of the last transaction of an import that is replacing its events; None if none is.
+    replacing_at: Mapped[float | None] = mapped_column(Float)
     # Time of the reporter's last message, by the server's clock.
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
     stop_requested_at: Mapped[float | None] = mapped_column(Float)
@@ -262,6 +266,8 @@ class Webhook(Base):
     idle_percent: Mapped[float] = mapped_column(Float)
     secret: Mapped[str] = mapped_column(String(64))
     service_url: Mapped[str] = mapped_column(Text)
+    # The token that made or last changed it. None: made by a version that kept no maker. No foreign key, as of tokens.
+    maker_id: Mapped[int | None] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float)
 
 

@@ -59,6 +59,7 @@ def follow(run: Run, attempts: Sequence[Attempt]) -> None:
     starts = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
     run.started_at = min(starts, default=None)
     run.paused_seconds = _paused_seconds(attempts)
+    run.paused_at = _paused_at(attempts)
 
 
 def _paused_seconds(attempts: Sequence[Attempt]) -> float:
@@ -75,6 +76,14 @@ def _paused_seconds(attempts: Sequence[Attempt]) -> float:
         for attempt, following in itertools.pairwise(started)
         if attempt.finished_at is not None
     )
+
+
+def _paused_at(attempts: Sequence[Attempt]) -> float | None:
+    """Return when the last attempt that started ended, if a newer one waits for its start; else None."""
+    newest = attempts[-1]
+    if newest.started_at is not None or newest.finished_at is not None:
+        return None
+    return max((one.finished_at for one in attempts if one.started_at and one.finished_at), default=None)
 
 
 def began(run: Run, attempts: Sequence[Attempt], attempt: Attempt, time: float) -> None:

@@ -4,6 +4,7 @@ Invariants:
 
 - The message of a run's end is stored in the transaction that ends the run, so neither exists without the other.
 - A webhook has one message for each thing that happens (its `key`), however many services and attempts to send it.
+- A webhook says nothing to anybody once its maker is no operator any more (`is_active`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, delete, or_, select
 from sqlalchemy.orm import Session, object_session
 
-from rhyme_openrlhf.api.store.models import Attempt, Run, Webhook, WebhookDelivery
+from rhyme_openrlhf.api.store.credentials import is_valid
+from rhyme_openrlhf.api.store.models import Attempt, Run, Token, Webhook, WebhookDelivery
 from rhyme_openrlhf.settings.control import WebhookEvent
 
 Form = Literal["json", "slack"]
 State = Literal["waiting", "delivered", "failed"]
 TEST = "test"
+NO_OPERATOR = "its maker is no operator any more: an operator has to save the webhook again"
 # Webhooks that may exist: each may have one request open at a time.
 MOST_WEBHOOKS = 50
 # The beginning of secrets of the Standard Webhooks specification, whose signature is used.
@@ -42,6 +45,17 @@ def new_secret() -> str:
     return SECRET_START + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
+def is_active(now: float) -> ColumnElement[bool]:
+    """Return the condition that the token which made or last changed a webhook is still valid, and an operator's."""
+    operators = select(Token.id).where(Token.role == "operator", is_valid(now))
+    return or_(Webhook.maker_id.is_(None), Webhook.maker_id.in_(operators))
+
+
+def active_ids(session: Session, now: float) -> set[int]:
+    """Return the ids of webhooks that send messages."""
+    return set(session.scalars(select(Webhook.id).where(is_active(now))))
+
+
 def note_end(run: Run, attempt: Attempt, when: float) -> None:
     """Store the messages of an attempt's end, in the transaction of the two rows.
 
@@ -53,7 +67,7 @@ def note_end(run: Run, attempt: Attempt, when: float) -> None:
     if run.origin == "imported":
         return
     reason = f": {attempt.message[:MESSAGE_LENGTH]}" if attempt.message else ""
-    for webhook in session.scalars(select(Webhook)):
+    for webhook in session.scalars(select(Webhook).where(is_active(time.time()))):
         if event in webhook.events:
             content = content_of(webhook, event, when, f"Run “{run.name}” has ended as {attempt.status}{reason}", run)
             enqueue(session, webhook, f"{attempt.uid}_{attempt.status}", content)

@@ -22,7 +22,7 @@ from rhyme_openrlhf.api.store.curve_blocks import Points
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Attempt, Run, Webhook, WebhookDelivery
 from rhyme_openrlhf.api.store.record import RawEvent
-from rhyme_openrlhf.api.store.webhooks import content_of, enqueue
+from rhyme_openrlhf.api.store.webhooks import content_of, enqueue, is_active
 from rhyme_openrlhf.settings.control import WEBHOOK_LIMITS
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, RolloutProgress
 
@@ -83,7 +83,8 @@ class Conditions:
         """Look at all running runs, and store a message for each condition and webhook that has none."""
         found: dict[tuple[int, str], tuple[Webhook, dict[str, Any]]] = {}
         with self._database.reading() as session:
-            webhooks = [one for one in session.scalars(select(Webhook)) if WEBHOOK_LIMITS.keys() & one.events]
+            active = session.scalars(select(Webhook).where(is_active(time.time())))
+            webhooks = [one for one in active if WEBHOOK_LIMITS.keys() & one.events]
             running = _running(session) if webhooks else []
             self._watches = {uid: watch for uid, watch in self._watches.items() if uid in {a.uid for _, a in running}}
             for run, attempt in running:

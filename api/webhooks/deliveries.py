@@ -6,6 +6,7 @@ Invariants:
   a try lasts. If the service dies during it, another one sends the message after `CLAIM_SECONDS`.
 - A message is tried until a receiver takes it, at most `len(PAUSES) + 1` times. It may arrive twice if a service dies
   between the receiver's response and its storing; a try that was cut off by a death is repeated.
+- What waits for a webhook whose maker is no operator any more is given up.
 - Each webhook has one request open at a time. No transaction is open meanwhile, so a slow receiver delays only its own
   messages.
 """
@@ -23,12 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyio.to_thread import run_sync
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from rhyme_openrlhf.api.store.database import Database, DatabaseError
 from rhyme_openrlhf.api.store.models import Webhook, WebhookDelivery
-from rhyme_openrlhf.api.store.webhooks import forget_old
+from rhyme_openrlhf.api.store.webhooks import NO_OPERATOR, forget_old, is_active
 from rhyme_openrlhf.api.webhooks.conditions import Conditions
 from rhyme_openrlhf.api.webhooks.sending import SECONDS, Outcome, message_id, post
 
@@ -141,12 +142,17 @@ class Deliveries:
         """Return the oldest message that is due, which no other service sends for a while then."""
         now = self._now()
         due = (WebhookDelivery.webhook_id == webhook_id, WebhookDelivery.next_at <= now)
-        query = select(WebhookDelivery, Webhook).join(Webhook).where(*due).order_by(WebhookDelivery.id).limit(1)
+        query = select(WebhookDelivery, Webhook, is_active(now)).join(Webhook).where(*due)
+        query = query.order_by(WebhookDelivery.id).limit(1)
         with self._database.writing() as session:
             found = session.execute(query.with_for_update(of=WebhookDelivery, skip_locked=True)).tuples().first()
             if found is None:
                 return None
-            row, webhook = found
+            row, webhook, active = found
+            if not active:
+                waiting = WebhookDelivery.webhook_id == webhook_id, WebhookDelivery.next_at.is_not(None)
+                session.execute(update(WebhookDelivery).where(*waiting).values(next_at=None, error=NO_OPERATOR))
+                return None
             row.tries += 1
             row.next_at = now + CLAIM_SECONDS
             identity = message_id(webhook.id, row.key)

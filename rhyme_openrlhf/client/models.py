@@ -23,6 +23,7 @@ class Run(TypedDict):
     started_at: float | None
     finished_at: float | None
     paused_seconds: float
+    paused_at: float | None
     archived_at: float | None
     engines: int | None
     tensor_parallel_size: int | None
@@ -266,6 +267,7 @@ class Webhook(TypedDict):
     stalled_minutes: float
     reward_fall: float
     idle_percent: float
+    active: bool
     created_at: float
 
 

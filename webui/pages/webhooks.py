@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -9,7 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.read.pagination import newest
 from rhyme_openrlhf.api.store.models import Webhook, WebhookDelivery
-from rhyme_openrlhf.api.store.webhooks import MOST_WEBHOOKS, state_of
+from rhyme_openrlhf.api.store.webhooks import MOST_WEBHOOKS, active_ids, state_of
 from rhyme_openrlhf.settings.control import WEBHOOK_EVENTS, WEBHOOK_LIMITS
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
@@ -30,7 +31,7 @@ LABELS = {
 def webhooks_page(page: PageDep, edit: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
     """Render webhooks and their log for operators. `edit`: the one that the form changes, "" for a new one."""
     content = _content(page)
-    changed = next((row for row, _ in content["hooks"] if str(row.id) == edit), None)
+    changed = next((row for row, *_ in content["hooks"] if str(row.id) == edit), None)
     limits = [
         (LABELS[event], limit.field, getattr(changed, limit.field) if changed else limit.default)
         for event, limit in WEBHOOK_LIMITS.items()
@@ -45,13 +46,14 @@ def webhooks_piece(page: PageDep) -> HTMLResponse:
 
 
 def _content(page: Page) -> dict[str, Any]:
-    rows, messages = [], []
+    rows, messages, active = [], [], set()
     if page.may_act:
         with page.service.database.reading() as session:
             rows = newest(session, Webhook, [], MOST_WEBHOOKS, None)[0]
             messages = newest(session, WebhookDelivery, [], MESSAGES, None)[0]
+            active = active_ids(session, time.time())
     names = {row.id: row.name for row in rows}
-    hooks = [(row, [_told(row, event) for event in row.events]) for row in rows]
+    hooks = [(row, [_told(row, event) for event in row.events], row.id in active) for row in rows]
     log = [(one, names[one.webhook_id], state_of(one)) for one in messages]
     return {"events": WORDS, "hooks": hooks, "messages": log}
 

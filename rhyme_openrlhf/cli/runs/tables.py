@@ -138,7 +138,9 @@ def webhooks_table(webhooks: Sequence[Json]) -> Table:
     for webhook in webhooks:
         limits = {event: f" {webhook.get(limit.field)}" for event, limit in WEBHOOK_LIMITS.items()}
         events = ", ".join(event + limits.get(event, "") for event in webhook.get("events") or [])
-        cells = (webhook.get("id"), webhook.get("name"), webhook.get("form"), events, webhook.get("url"))
+        # A service of an earlier version does not say.
+        name = webhook.get("name") if webhook.get("active", True) else f"{webhook.get('name')} (off: no operator's)"
+        cells = (webhook.get("id"), name, webhook.get("form"), events, webhook.get("url"))
         _row(table, *map(text, cells))
     return table
 

@@ -257,6 +257,20 @@ def test_wrong_answers_count_against_their_address(
     assert [browser.post("/api/v1/session/openid", json=wrong).status_code for _ in range(3)] == [401, 401, 429]
 
 
+def test_wrong_answers_of_an_address_keep_nobody_from_signing_in(
+    make_api: Callable[..., Api], settings: OpenIdSettings, provider: OpenIdProvider
+) -> None:
+    """A stranger behind the same address, who has begun nothing, or has another one's answer."""
+    api = make_api(sign_ins_per_minute=3.0)
+    api.service.openid = Provider(settings)
+    person, stranger = new_browser(api), new_browser(api)
+    answer = begin(person, provider)
+    begin(stranger, provider)
+    for wrong in ({"state": "x"}, {"state": "x", "code": "x"}, answer) * 3:
+        assert stranger.post("/api/v1/session/openid", json=wrong).status_code in (401, 429)
+    assert person.post("/api/v1/session/openid", json=answer).status_code == 200
+
+
 def test_a_provider_that_is_down_costs_a_sentence(signing_in: Api, settings: OpenIdSettings) -> None:
     with socket.socket() as taken:
         # Bound and not listening: connecting is refused.

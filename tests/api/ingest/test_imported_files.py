@@ -71,6 +71,15 @@ def test_a_link_out_of_the_directory_is_refused(kept: Database, folder: Path, na
         import_directory(kept, folder, 1.0)
 
 
+def test_a_link_in_the_place_of_the_checked_directory_is_refused(kept: Database, folder: Path) -> None:
+    """A swap between the check of the route, which resolves the directory, and the opening of its files."""
+    checked = folder.resolve()
+    folder.rename(folder.parent / "outside")
+    folder.symlink_to(folder.parent / "outside")
+    with pytest.raises(ImportingError, match="a link that leads out of its folder"):
+        import_directory(kept, checked, 1.0)
+
+
 @pytest.mark.parametrize("name", ["config.json", "events.jsonl"])
 def test_a_huge_file_is_refused_without_reading_it(kept: Database, folder: Path, name: str) -> None:
     os.truncate(folder / name, 300_000_000)  # a sparse file without a newline

@@ -22,9 +22,11 @@ from rhyme_openrlhf.api.ingest.announce import (
 from rhyme_openrlhf.api.ingest.decoding import FormError
 from rhyme_openrlhf.api.ingest.store_batch import Receipt, UnknownAttemptError, ingest, remove_attempts
 from rhyme_openrlhf.api.ingest.validation import BadEventError, prepare
+from rhyme_openrlhf.api.read.run_json import run_summary
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.json_values import COUNT_MAX, MOST_VALUES
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
 from rhyme_openrlhf.api.store.record import EpochRow, EventSource, Step
 from rhyme_openrlhf.telemetry.event_json import parse
@@ -409,6 +411,28 @@ def test_a_run_that_was_stopped_for_a_night_ran_no_longer(database: Database, ma
         run, attempts = run_status.lock_run(session, run.id)
         remove_attempts(session, run, attempts, attempts[1:])
     assert run_of(database, uid).paused_seconds == 0.0
+
+
+def test_a_run_that_waits_for_its_restart_does_not_run(database: Database, make_run: Callable[..., Rows]) -> None:
+    uid = next(_uids)
+    begun = make_run(seed=1)[0]
+    ended = {**note("driver", 1), "kind": "run_finished", "status": "stopped", "message": "", "seconds": 1.0}
+
+    def duration(now: float) -> float | None:
+        with database.reading() as session:
+            return run_summary(find_run(session, uid), None, None).duration(now)
+
+    first = attempt_of(database, uid)
+    assert duration(5000.0) is None
+    send(database, first, [{**begun, "time": 1000.0}])
+    assert duration(5000.0) == 4000.0
+    send(database, first, [{**ended, "time": 1060.0}])
+    # Resumed, and queued or starting: also for the second time, after an attempt that never started.
+    for time in (2000.0, 3000.0):
+        waiting = attempt_of(database, uid)
+        assert (duration(time), run_of(database, uid).paused_at) == (60.0, 1060.0)
+    send(database, waiting, [{**begun, "time": 4000.0}])
+    assert (duration(4030.0), run_of(database, uid).paused_at) == (90.0, None)
 
 
 def test_a_text_that_is_a_key_has_room_in_every_index(database: Database) -> None:

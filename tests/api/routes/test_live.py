@@ -17,6 +17,7 @@ from sqlalchemy import event
 
 from rhyme_openrlhf.api.ingest.store_batch import ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
+from rhyme_openrlhf.api.store import credentials
 
 STREAM = f"/api/v1/runs/{'a' * 16}/events/stream"
 
@@ -44,8 +45,9 @@ def served(api: Any, starts_listener: None) -> Iterator[str]:
 def reading(
     url: str, token: str, path: str = STREAM, last_id: str | None = None, **parameters: Any
 ) -> Iterator[Iterator[tuple[str, str, Any]]]:
-    """The stream's (event, id, data)."""
-    headers = {"Authorization": f"Bearer {token}", **({"Last-Event-ID": last_id} if last_id else {})}
+    """The stream's (event, id, data). `token`: or a session's cookie."""
+    caller = {"Cookie": token} if "=" in token else {"Authorization": f"Bearer {token}"}
+    headers = {**caller, **({"Last-Event-ID": last_id} if last_id else {})}
     # A proxy of the environment is not for this machine's own addresses.
     # Nothing here speaks TLS; reading all certificates for each client takes longer than most streams here.
     client = httpx.Client(trust_env=False, verify=False, timeout=20)
@@ -182,6 +184,47 @@ def test_one_token_takes_a_quarter_of_the_streams(reported: Any, served: str) ->
             refused = reported.viewer.get(path)
             assert refused.status_code == 503 and "of this token are open already" in refused.json()["detail"]
         next(open_ones.enter_context(reading(served, reported.tokens["operator"])))
+
+
+def signed_in_by_link(api: Any, url: str) -> str:
+    """The cookie of a person whom a link has signed in."""
+    with api.service.database.writing() as session:
+        code = credentials.issue_code(session, time.time(), 60)
+    answer = httpx.post(f"{url}/api/v1/session", json={"token": code}, trust_env=False, verify=False)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["set-cookie"].partition(";")[0]
+
+
+def test_each_person_with_a_link_has_a_share(reported: Any, served: str) -> None:
+    """All sessions of links belong to one token."""
+    most = reported.service.settings.streams // 4
+    one, another = (signed_in_by_link(reported, served) for _ in range(2))
+    with contextlib.ExitStack() as open_ones:
+        mine = [open_ones.enter_context(reading(served, one)) for _ in range(most)]
+        for stream in mine:
+            next(stream)
+        with pytest.raises(AssertionError, match="of this token are open already"):
+            open_ones.enter_context(reading(served, one))
+        next(open_ones.enter_context(reading(served, another)))
+
+
+def test_a_person_gets_a_stream_when_others_have_taken_all(reported: Any, served: str) -> None:
+    streams, count = reported.service.limits.streams, reported.service.settings.streams
+    token = reported.tokens["viewer"]
+    with contextlib.ExitStack() as open_ones:
+        mine = [open_ones.enter_context(reading(served, token)) for _ in range(3)]
+        for stream in mine:
+            next(stream)
+        for number in range(count - 3):
+            streams.acquire(f"person {number}", lambda: pytest.fail("one with a single stream lost it"))
+        theirs = open_ones.enter_context(reading(served, reported.tokens["operator"]))
+        next(theirs)
+        # The oldest one of who has most ends in order, and the place is taken again.
+        assert not list(mine[0]) and streams.taken == count
+        # Now nobody has two more than this one.
+        with pytest.raises(AssertionError, match=f"{count} live streams are open already"):
+            open_ones.enter_context(reading(served, reported.tokens["operator"]))
+        assert streams.taken == count
 
 
 def test_a_log_is_followed_and_resumed(api: Any, served: str) -> None:

@@ -115,6 +115,20 @@ def test_what_is_wrong_is_named(api: Any, field: str, value: Any) -> None:
     assert answer.json()["errors"][0]["field"].startswith(f"body.{field}")
 
 
+def test_an_operator_switches_on_what_another_one_has_left(api: Any) -> None:
+    issued = api.operator.post("/api/v1/tokens", json={"name": "leaver", "role": "operator"}).json()
+    maker = {"Authorization": f"Bearer {issued['token']}"}
+    body = {"name": "team", "url": "https://example.org/", "events": ["failed"]}
+    hook = api.nobody.post(HOOKS, json=body, headers=maker).json()
+    one = f"{HOOKS}/{hook['id']}"
+    assert hook["active"] and api.operator.get(one).json()["active"]
+    assert api.operator.delete(f"/api/v1/tokens/{issued['id']}").status_code == 204
+    assert not api.operator.get(one).json()["active"]
+    assert [row["active"] for row in api.operator.get(HOOKS).json()["items"]] == [False]
+    assert api.operator.patch(one, json={"name": "team"}).json()["active"]
+    assert api.operator.get(one).json()["active"]
+
+
 def test_there_is_a_most_of_webhooks(api: Any) -> None:
     for _ in range(MOST_WEBHOOKS):
         made(api, "https://example.org/", "failed")

@@ -242,6 +242,26 @@ def test_an_upgrade_vouches_for_what_the_service_started(empty_url: str) -> None
     store.dispose()
 
 
+@pytest.mark.parametrize(("started", "paused_at"), [(None, 1.0), (5.0, None)])
+def test_an_upgrade_knows_which_runs_wait_for_a_restart(
+    empty_url: str, started: float | None, paused_at: float | None
+) -> None:
+    store = Database(empty_url)
+    with store._writing_engine.begin() as connection:
+        upgrade(connection, "0019")
+        tables = MetaData()
+        tables.reflect(connection)
+        fill(connection, tables)
+        attempts = tables.tables["attempts"]
+        row = dict(connection.execute(select(attempts)).mappings().one())
+        another = {"id": 2, "number": 2, "uid": "other", "submission_id": None}
+        connection.execute(insert(attempts), {**row, **another, "started_at": started, "finished_at": None})
+    store.upgrade()
+    with store.reading() as session:
+        assert session.execute(select(Run.paused_at)).scalar_one() == paused_at
+    store.dispose()
+
+
 def test_what_fails_is_rolled_back(database: Database) -> None:
     with pytest.raises(RuntimeError), database.writing() as session:
         session.add(Experiment(name="a", created_at=0.0))

@@ -122,6 +122,11 @@ def test_engines_that_idle_are_told_once(api: Api, record: Any) -> None:
     assert run.told() == []
 
 
+def test_the_webhook_of_who_is_no_operator_is_not_told(api: Api, record: Any) -> None:
+    run = Reported(api, record, "stalled", stalled_minutes=10, maker_id=999)
+    assert run.told(20) == []
+
+
 @stores
 def test_runs_within_their_limits_or_at_their_end_are_not_told(api: Api, record: Any) -> None:
     everything = ("stalled", "reward_fell", "engine_idle")

@@ -12,9 +12,10 @@ from sqlalchemy import select, update
 
 from rhyme_openrlhf.api.ingest.announce import Announcement, announce
 from rhyme_openrlhf.api.store import run_status
+from rhyme_openrlhf.api.store.credentials import issue_token
 from rhyme_openrlhf.api.store.database import Database
-from rhyme_openrlhf.api.store.models import Run, Webhook, WebhookDelivery
-from rhyme_openrlhf.api.store.webhooks import KEPT_SECONDS, forget_old, new_secret
+from rhyme_openrlhf.api.store.models import Run, Token, Webhook, WebhookDelivery
+from rhyme_openrlhf.api.store.webhooks import KEPT_SECONDS, NO_OPERATOR, active_ids, forget_old, new_secret
 from rhyme_openrlhf.api.webhooks import deliveries, sending
 from rhyme_openrlhf.api.webhooks.deliveries import CLAIM_SECONDS, LONGEST_PAUSE, PAUSES, Deliveries, next_try
 from tests.api.webhooks.receivers import Receiver, receiving
@@ -308,6 +309,32 @@ def test_deleted_webhooks_send_nothing_and_old_messages_leave_the_log(database: 
     with database.writing() as session:
         forget_old(session, time.time() + KEPT_SECONDS + 60)
     assert log(database) == []
+
+
+@pytest.mark.parametrize("change", [{"role": "viewer"}, {"revoked_at": 2.0}, {"expires_at": 2.0}])
+def test_who_is_no_operator_any_more_hears_of_no_run(
+    database: Database, receiver: Receiver, change: dict[str, Any]
+) -> None:
+    with database.writing() as session:
+        maker, another = (issue_token(session, name, "operator", 1.0).row.id for name in ("maker", "another"))
+    mine = webhook(database, receiver.url, "failed", "stalled", maker_id=maker)
+    theirs = webhook(database, receiver.url, "failed", maker_id=another)
+    receiver.answer = b"HTTP/1.1 500 x\r\nContent-Length: 0\r\n\r\n"
+    ends(database, "failed")
+    turns(Deliveries(database, False))
+    assert len(receiver.got) == 2
+    with database.writing() as session:
+        session.execute(update(Token).where(Token.id == maker).values(**change))
+    # Neither what waits, nor what happens from now on.
+    ends(database, "failed", "c" * 16)
+    later = Deliveries(database, False, lambda: time.time() + PAUSES[0] + 1)
+    turns(later, 2)
+    assert [one.webhook_id for one in log(database)] == [mine.id, theirs.id, theirs.id]
+    given_up = log(database)[0]
+    assert (given_up.next_at, given_up.tries, given_up.error) == (None, 1, NO_OPERATOR)
+    assert len(receiver.got) == 4
+    with database.reading() as session:
+        assert active_ids(session, time.time()) == {theirs.id}
 
 
 def test_a_service_sends_by_itself(database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

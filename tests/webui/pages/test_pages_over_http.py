@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import delete, text
 
+from rhyme_openrlhf.api.store.models import Webhook
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     Event,
@@ -18,6 +19,7 @@ from rhyme_openrlhf.telemetry.events import (
     TrainStep,
 )
 from rhyme_openrlhf.webui.pages.sign_in import local_path
+from tests.api.webhooks.stored import webhook
 
 
 def test_without_a_session_pages_lead_to_sign_in_and_back(dashboard: Any) -> None:
@@ -39,6 +41,17 @@ def test_head_answers_as_get_does(dashboard: Any, path: str) -> None:
     # Nobody who is not signed in sees that a page is there.
     stranger = dashboard.client()
     assert stranger.head(address).status_code == stranger.get(address).status_code
+
+
+def test_a_webhook_that_sends_nothing_says_why(dashboard: Any) -> None:
+    database, words = dashboard.service.database, "its maker is no operator any more: edit and save it to switch it on"
+    piece = "/ui/webhooks/parts/webhooks"
+    rows = [webhook(database, "https://example.org/", "failed", maker_id=maker) for maker in (None, 10**6)]
+    try:
+        assert dashboard.signed_in().get(piece).text.count(words) == 1
+    finally:
+        with database.writing() as session:
+            session.execute(delete(Webhook).where(Webhook.id.in_([row.id for row in rows])))
 
 
 @pytest.mark.parametrize("path", ["/ui/parts/runs", "/ui/runs/{uid}/parts/header", "/ui/runs/{uid}/figures/reward"])
