@@ -10,7 +10,10 @@
 # Before: `ray start --head` on the first node, `ray start --address FIRST:6379` on the second, and this package in the
 # same environment on both.
 #
-#   DATA=prompts.jsonl REWARD_MODEL=org/name examples/ppo_critic_16gpu.sh [more options, which win over those below]
+#   DATA=prompts.jsonl REWARD_MODEL=org/name OUTPUT=/shared/ppo-critic examples/ppo_critic_16gpu.sh \
+#       [more options, which win over those below]
+#
+# OUTPUT   an absolute path on a file system that all nodes share: for the run's record, checkpoints and the model
 set -euo pipefail
 
 ARGUMENTS=(
@@ -50,7 +53,8 @@ ARGUMENTS=(
     --history.workers 2
     --run.name ppo-critic
 
-    --ckpt.output_dir "${OUTPUT:-ckpt/ppo-critic}" --ckpt.path "${OUTPUT:-ckpt/ppo-critic}/resume"
+    --run.dir "${OUTPUT:?set OUTPUT to an absolute path that all nodes share}/runs/$(date +%Y%m%d-%H%M%S)"
+    --ckpt.output_dir "$OUTPUT" --ckpt.path "$OUTPUT/resume"
     --ckpt.save_steps 50 --ckpt.max_num 2
 )
 
