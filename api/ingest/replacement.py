@@ -46,7 +46,7 @@ _OF_STEPS: tuple[Any, ...] = (Interval, EngineSampleRow, EngineStepRow, Metric, 
 
 @dataclass(frozen=True)
 class Given:
-    """What was known of a source before: events that its reporter had given up, filled in already or not."""
+    """The earlier knowledge of a source: events that its reporter had given up, filled in already or not."""
 
     filled: int
     dropped: int

@@ -2,7 +2,8 @@
 
 `gpu_present()` decides once per process; `nvidia` reads what NVML lists, so that GPUs which torch cannot use are
 refused. `cpu_share` is for every machine: it holds a process within its share of the CPUs. So is `job_variables`, the
-variables that Ray sets on all nodes. The other modules are for machines without a GPU, and each raises `PlatformError` when used where a GPU is:
+variables that Ray sets on all nodes. The other modules are for machines
+without a GPU, and each raises `PlatformError` when used where a GPU is:
 
 - `shims` lets OpenRLHF import and run.
 - `cpu_strategy` is its strategy on gloo, `gloo_sync` its own weight broadcast on gloo.

@@ -51,7 +51,7 @@ def settled(refs: Iterable[Any], timeout_s: float, what: str) -> None:
 
 
 class EngineNodes:
-    """Which engines have ranks on which nodes, as far as they are left; engines that are gone are left out.
+    """The engines that are left, with the nodes of their ranks.
 
     `engines` is the run's own list (engine_errors.py); `nodes`: of each engine those of its ranks, its actor's first.
     """

@@ -1,4 +1,4 @@
-"""How often engines are looked at: the calls and samples of a second do not grow without end."""
+"""The pace at which engines are looked at: the calls and samples of a second do not grow without end."""
 
 from __future__ import annotations
 

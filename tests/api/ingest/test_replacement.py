@@ -31,7 +31,7 @@ _uids = (f"{number:016x}" for number in itertools.count(2**40))
 
 
 class Killed(BaseException):
-    """The process of the import is gone: no later transaction of it comes about."""
+    """The process of the import is gone: it makes no later transaction."""
 
 
 @pytest.fixture

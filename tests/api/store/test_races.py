@@ -1,4 +1,4 @@
-"""Only what two requests may take or delete at once is a race; any other violated constraint is a defect."""
+"""Races: two requests take or delete the same thing at once; any other violated constraint is a defect."""
 
 from __future__ import annotations
 
