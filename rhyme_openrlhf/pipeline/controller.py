@@ -182,13 +182,15 @@ class Pipeline:
     # --- collecting
 
     def _collect(self) -> None:
-        """Wait for something to end, and take it in."""
+        """Wait for something to end, and take in all that has: each look goes through everything that is awaited."""
         steps = [*self._flying, *self._late]
         owners = {ref: step for step in steps for ref in (*step.calls, *step.reports)}
         poll = POLL_SECONDS if self._outliers is None else self._outliers.look_seconds
-        ready, _ = ray.wait(list(owners), num_returns=1, timeout=poll)
+        ready, waiting = ray.wait(list(owners), num_returns=1, timeout=poll)
         if not ready:
             self._check_wait()
+        elif waiting:
+            ready += ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
         for ref in ready:
             self._news_at = time.monotonic()
             step = owners[ref]
