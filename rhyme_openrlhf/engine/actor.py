@@ -114,6 +114,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         self.index = index
         self.seeds = requests.Seeds(run_seed, rhyme.run.reproducible)
         self.weight_version = 0
+        self.tokenizer: Any = None
         self.running: set[str] = set()
         self.orders = OrdersLock()
         self._may_start = asyncio.Event()
@@ -206,7 +207,11 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         num_samples: int = 1,
         images: Any = None,
     ) -> list[dict[str, Any]]:
-        """Return the responses to one prompt, as upstream, with the prompt's history installed beside."""
+        """Return the responses to one prompt, as upstream, with the prompt's history installed beside.
+
+        A prompt of a run comes without a tokenizer: `take_tokenizer` has brought the one of all prompts.
+        """
+        tokenizer = self.tokenizer if hf_tokenizer is None else hf_tokenizer
         key = requests.history_key(prompt, requests.visit_of(prompt))
         ask = super().generate_responses
         fetch = self.histories.begin(key)
@@ -215,7 +220,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
             responses = await self.seeds.answers(
                 prompt,
                 num_samples,
-                lambda plain: ask(plain, label, sampling_params, max_length, hf_tokenizer, 1, images),
+                lambda plain: ask(plain, label, sampling_params, max_length, tokenizer, 1, images),
             )
             for response in responses:
                 check_response(response)
@@ -223,6 +228,13 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
             return responses
         finally:
             await self.histories.end(key)
+
+    def take_tokenizer(self, tokenizer: Any) -> None:
+        """Keep the tokenizer (of a vision model: the processor) of all prompts that follow.
+
+        Upstream sends it with each prompt; to unpickle a vocabulary of 150,000 entries takes a quarter of a second.
+        """
+        self.tokenizer = tokenizer
 
     async def until_drafted_alike(self, fetch: asyncio.Task[None] | None) -> None:
         """Wait for an index in a reproducible run; else samples never wait for one."""
@@ -325,6 +337,11 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         """Wait until samples may start."""
         await self._may_start.wait()
 
+    def _open(self) -> None:
+        self._may_start.set()
+        for part in self.parts.values():
+            part.opened()
+
     async def load_weights(self, segment: Segment) -> float:
         """Load a weight version; return the seconds it took.
 
@@ -349,7 +366,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
                 self.weight_version = segment.version
             finally:
                 if was_open:
-                    self._may_start.set()
+                    self._open()
                 self.timeline.enter("generate" if self.running else self.rests, time.time(), self.weight_version)
             return time.monotonic() - started
 
@@ -362,7 +379,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
     async def resume_generation(self) -> None:
         """Go on after `pause_generation`; frozen samples recompute their KV cache with the weights now loaded."""
         await super().resume_generation()
-        self._may_start.set()
+        self._open()
 
     def set_weight_version(self, version: int) -> None:
         """Note the version that OpenRLHF's own broadcast just brought (`--weights.transport openrlhf`)."""

@@ -1,4 +1,4 @@
-"""A user's agent (--train.agent_func_path), whose errors name it and the prompt and never end the engine's event loop.
+"""A user's agent (--train.agent_func_path), whose errors name it and the prompt and never end an actor's event loop.
 
 asyncio ends the whole loop on SystemExit and KeyboardInterrupt of a task, and the run would wait for its samples.
 An agent that hangs is ended by --limits.rollout_s.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rhyme_openrlhf.engine.checked_reward import RewardError, named, shown
+from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardError, named, shown
 from rhyme_openrlhf.engine_errors import EngineCallError, EngineCoreError, EngineLost, RefusedParameterError
 
 # Not the agent's: what an engine tells the samples that it ran.
@@ -41,3 +41,15 @@ class CheckedAgent:
                 "like that of OpenRLHF's executors"
             )
         return response
+
+
+def executor_of(agent: str | None, reward: Any, limit_s: float) -> CheckedAgent | CheckedExecutor:
+    """Return the executor of a run's samples, as OpenRLHF's engine actor chooses it (`trainer/ray/vllm_engine.py`).
+
+    `agent`: --train.agent_func_path; `reward`: --reward.remote_url; `limit_s`: --limits.reward_s.
+    """
+    if not agent:
+        return CheckedExecutor(reward, limit_s)
+    from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
+
+    return CheckedAgent(_load_agent_executor(agent), agent)

@@ -1,44 +1,37 @@
 """The home of a run's samples: the actor in which every sample's caller waits while any engine generates it.
 
-Stands where OpenRLHF calls its engines' `generate_responses` (`door`). What surrounds a sample (its agent or reward
-call, its identity, the rounds of a conversation) runs here, and asks engines for one response at a time through the
-keeper. So a sample can move between two tokens, and a round begins where the round before ended.
+Stands where OpenRLHF calls its engines' `generate_responses` (`door`). It sends each prompt to a front, which tokenizes
+it and runs the agent or reward call (`front.py`). The front asks for one response at a time, in token ids, and the
+keeper has engines generate it. So a sample can move between two tokens, and a round begins where the one before ended.
 
-Invariant: a caller gets what its engine's own `generate_responses` would have returned. The one exception is notes on
-drafts of kept samples, which are not made because they would be on several engines.
+Invariants:
+- A caller gets what its engine's own `generate_responses` would have returned, pickled (`messages.Packed`).
+- No user's code runs here, and no tokenizer; outputs are passed on as they came.
+- When the call for a prompt ends, also by a failure, none of its samples runs on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-
-import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
+import itertools
 import time
-
-import ray  # isort: skip
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import ray
+
 from rhyme_openrlhf.engine.calls import EngineCalls, EnginePort, TurnCalls
-from rhyme_openrlhf.engine.checked_agent import CheckedAgent
-from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_response
-from rhyme_openrlhf.engine.messages import LOADS, SampleRequest
+from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.engine.port import RayEngine
-from rhyme_openrlhf.engine.requests import (  # first: installs the shims where needed
-    SampleIdentity,
-    current_sample,
-    history_key,
-    leave_out_unread,
-    request_seed,
-    visit_of,
-)
+from rhyme_openrlhf.engine.requests import history_key, visit_of
 from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.moves.engine_reports import EngineReports
+from rhyme_openrlhf.moves.front import PlainFrontActor, RoundRequest, RoundResponse
+from rhyme_openrlhf.moves.fronts import FrontLost, Fronts, RayFront
 from rhyme_openrlhf.moves.home_watch import HomeWatch
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
@@ -48,19 +41,9 @@ from rhyme_openrlhf.scheduling.move import RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_costs import MoveCosts
 from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
-from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
+from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, Note, SampleMoved
+from rhyme_openrlhf.telemetry.samples import Round
 
-
-@dataclass(frozen=True)
-class _InTurn:
-    """The running task's turn number, place of its prompt, and weights of the turn, in a pipelined run."""
-
-    group: tuple[int, int]
-    weight_version: int
-
-
-_in_turn: ContextVar[_InTurn | None] = ContextVar("in_turn", default=None)
 # Instead of the name under which an engine's scheduler would note the drafts of a kept sample.
 AT_HOME = "at home"
 # An engine continues a sample that was handed over by itself. A call at once would share its processors with the
@@ -74,33 +57,45 @@ OUTCOMES: Mapping[Phase, MoveOutcome] = {
 }
 
 
+@dataclass(eq=False)
+class _PromptGroup:
+    """A prompt that a front answers. `turn`: in a pipelined run, its turn's number and its place in the step.
+
+    `begun`: how many of its samples have asked for their first round; `running`: the tasks of its rounds.
+    """
+
+    prompt: str
+    turn: tuple[int, int] | None = None
+    begun: int = 0
+    running: set[asyncio.Task[RoundResponse]] = field(default_factory=set)
+
+
 class SampleHome:
     """All samples of a run.
 
-    `record(event)`: where events go. `agent`, `reward`: OpenRLHF's --train.agent_func_path and --reward.remote_url.
-    `plan`: the engines' layouts, None if there is one. `node`: where this is, as engines say where they are.
+    `fronts`: where prompts are answered; `record(event)`: where events go; `plan`: the engines' layouts, None if there
+    is one; `node`: where this is, as engines say where they are.
     """
 
     def __init__(
         self,
         ports: Mapping[int, EnginePort],
         rhyme: RhymeSettings,
-        run_seed: int,
-        agent: str | None,
-        reward: Any,
+        fronts: Fronts,
         record: Any,
         plan: LayoutPlan | None = None,
         node: str = "",
     ) -> None:
         self.rhyme = rhyme
-        self._run_seed = run_seed
+        self._fronts = fronts
         self._record = record
+        self._opening = asyncio.Lock()
+        self._opened = False
+        # By number, those that fronts are answering.
+        self._groups: dict[int, _PromptGroup] = {}
+        self._calls = itertools.count()
         self._step = 0
         self._traced: frozenset[str] = frozenset()
-        if agent:
-            self.executor: Any = CheckedAgent(upstream._load_agent_executor(agent), agent)
-        else:
-            self.executor = CheckedExecutor(reward, rhyme.limits.reward_s)
         spare = [number for number, layout in plan.layouts().items() if layout] if plan is not None else []
         # In a pipelined run the controller has prompt groups of an engine that is gone generated again, as a whole.
         restarts = not rhyme.histopipe.enable
@@ -130,17 +125,29 @@ class SampleHome:
         return None if self._watch is None else self._watch.reports
 
     async def open(self) -> None:
-        """Begin to listen to the engines, unless that is done; needs a running event loop."""
-        if self._nodes:
-            return
-        for number, engine in self._keeper.engines.items():
-            # One that is gone already is on no node.
-            with contextlib.suppress(EngineLost):
-                self._nodes[number] = await engine.port.call(EngineCalls.node_id)
-        self._keeper.start()
-        await self._mover.open()
-        if self._watch is not None:
-            await self._watch.open(self._nodes)
+        """Begin to listen to the engines, unless that is done; needs a running event loop.
+
+        A call that comes meanwhile waits. Raises what an engine or a front raised; a later call then tries again.
+        """
+        async with self._opening:
+            if self._opened:
+                return
+            await self.start_fronts()
+            if self._watch is not None:
+                await self._watch.open(self._nodes)
+            await self._mover.open()
+            self._keeper.start()
+            self._opened = True
+
+    async def start_fronts(self) -> None:
+        """Have a front on each node that has engines, and wait until they have started. Raises what ended one."""
+        await asyncio.gather(*(self._find(number) for number in self._keeper.engines))
+        await self._fronts.open(set(self._nodes.values()))
+
+    async def _find(self, number: int) -> None:
+        # One that is gone already is on no node.
+        with contextlib.suppress(EngineLost):
+            self._nodes[number] = await self._keeper.engines[number].port.call(EngineCalls.node_id)
 
     def close(self) -> None:
         """Listen no more, and move nothing."""
@@ -186,82 +193,86 @@ class SampleHome:
     async def _carry(self, sample: int, destination: int, cause: str, convoy: Convoy | None = None) -> MoveRecord:
         return await self._mover.move(self._keeper.sample(str(sample)), destination, cause, convoy=convoy)
 
-    async def generate_in_turn(self, engine: int, number: int, place: int, **arguments: Any) -> list[dict[str, Any]]:
+    # --- prompts
+
+    async def generate_in_turn(self, engine: int, number: int, place: int, **arguments: Any) -> list[Any]:
         """`generate_responses` of prompt `place` of a step, once the engine's turn `number` has begun.
 
-        Raises EngineLost if an engine that had one of the samples is gone.
+        Raises EngineLost if an engine that had one of the samples is gone, or the front that answered the prompt.
         """
+        samples = arguments["num_samples"]
         port = self._keeper.engines[engine].port
-        # The engine's last news may be from before it had these weights.
-        version = await port.call(TurnCalls.enter_turn, number, place, arguments["num_samples"])
-        _in_turn.set(_InTurn((number, place), version))
-        return await self.generate_responses(engine, **arguments)
+        await port.call(TurnCalls.enter_turn, number, place, samples)
+        self._awaited -= samples
+        group = _PromptGroup(arguments["prompt"], (number, place))
+        try:
+            return await self._answered(group, engine, arguments)
+        except FrontLost as lost:
+            # Its turn may be over by now: the controller has it generated again, in the turn that may have it.
+            raise EngineLost(str(lost)) from lost
+        finally:
+            if group.begun < samples:
+                with contextlib.suppress(EngineLost):
+                    await port.call(TurnCalls.leave_turn, number, place, samples - group.begun)
 
-    async def generate_responses(
-        self,
-        engine: int,
-        prompt: str,
-        label: str,
-        sampling_params: Any,
-        max_length: int,
-        hf_tokenizer: Any,
-        num_samples: int = 1,
-        images: Any = None,
-    ) -> list[dict[str, Any]]:
+    async def generate_responses(self, engine: int, **arguments: Any) -> list[Any]:
         """Return the responses to one prompt, as an engine's method of this name; they begin at `engine`."""
-        visit = visit_of(prompt)
-        prompt = str(prompt)
+        self._awaited -= arguments["num_samples"]
+        while True:
+            # Fronts bound how often: one that is gone is asked no more.
+            with contextlib.suppress(FrontLost):
+                return await self._answered(_PromptGroup(arguments["prompt"]), engine, arguments)
 
-        async def one(sample: int) -> dict[str, Any]:
-            identity = SampleIdentity(prompt, visit, sample)
-            current_sample.set(identity)
-            response: dict[str, Any] = await self.executor.execute(
-                prompt=prompt,
-                label=label,
-                sampling_params=sampling_params,
-                max_length=max_length,
-                hf_tokenizer=hf_tokenizer,
-                llm_engine=_Conversation(self, engine, identity),
-                images=images,
-            )
-            check_response(response)
-            response[ROUNDS] = identity.rounds
-            return response
+    async def _answered(self, group: _PromptGroup, engine: int, arguments: dict[str, Any]) -> list[Any]:
+        """Return a front's responses to a prompt; when the call ends, its samples end with it."""
+        number = next(self._calls)
+        self._groups[number] = group
+        try:
+            return await self._fronts.generate_responses(self._nodes.get(engine, ""), number, engine, **arguments)
+        finally:
+            del self._groups[number]
+            for round_ in group.running:
+                round_.cancel()
 
-        self._awaited -= num_samples
-        # gather() runs each coroutine in a task with its own copy of the context.
-        return list(await asyncio.gather(*(one(sample) for sample in range(num_samples))))
+    async def respond(self, call: int, asked: RoundRequest) -> RoundResponse:
+        """Return one response of a prompt group, which a front answers as number `call`.
 
-    async def respond(
-        self, identity: SampleIdentity, engine: int, tokens: list[int], parameters: Any, multi_modal: Any
-    ) -> tuple[Any, int]:
-        """vLLM's output for one round that begins at `engine`, and the engine at which it ended."""
+        Raises what the engine raised for this request, and EngineLost when no engine is left to answer it, or nobody
+        waits for this prompt group any more.
+        """
+        over = EngineLost(f"nobody waits for prompt group {call} any more")
+        group = self._groups.get(call)
+        if group is None:
+            raise over
+        task = asyncio.create_task(self._respond(group, asked))
+        group.running.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            group.running.discard(task)
+        if task.cancelled():
+            raise over
+        return task.result()
+
+    async def _respond(self, group: _PromptGroup, asked: RoundRequest) -> RoundResponse:
+        group.begun += asked.round == 0
+        begins = asked.engine
         if self._watch is not None and self._watch.switcher is not None:
-            engine = self._watch.switcher.begins_at(engine)
-        parameters = parameters.clone()
-        if type(self.executor) is CheckedExecutor:
-            leave_out_unread(parameters)
-        if self.rhyme.run.reproducible:
-            parameters.seed = request_seed(self._run_seed, identity, len(tokens))
-        of = _in_turn.get()
-        version = self._keeper.engines[engine].weight_version if of is None else of.weight_version
-        noted = Round(engine, version, len(tokens))
-        key = prompt_key(identity.prompt)
-        if key in self._traced:
+            begins = self._watch.switcher.begins_at(begins)
+        noted = Round(begins, 0, len(asked.tokens))
+        if prompt_key(group.prompt) in self._traced:
             # Kept; but what was drafted of it is on several engines, and nobody asks them.
             noted.trace = AT_HOME
-        history = history_key(identity.prompt, identity.visit) if self.rhyme.histospec.enable else None
-        group = None if of is None else of.group
-        request = SampleRequest(tuple(tokens), parameters, history, len(identity.rounds), multi_modal, group)
-        identity.rounds.append(noted)
-        output, last = await self._keeper.generate(request, engine)
-        if of is None:
-            noted.end(self._keeper.engines[last].weight_version, output.outputs[0])
-        else:
-            # The engine may have gone on to its next turn by now; what was loaded below the sample is noted.
-            noted.loads = getattr(output, LOADS, [])
-            noted.end(noted.loads[-1][0] if noted.loads else noted.weight_version, output.outputs[0])
-        return output, last
+        history = history_key(group.prompt, visit_of(group.prompt)) if self.rhyme.histospec.enable else None
+        request = SampleRequest(asked.tokens, asked.parameters, history, asked.round, asked.multi_modal, group.turn)
+
+        def begun(engine: int, version: int) -> None:
+            noted.engine, noted.weight_version = engine, version
+
+        output, last = await self._keeper.generate(request, begins, begun)
+        # In a turn, the output says what was loaded below its sample.
+        version = None if group.turn is not None else self._keeper.engines[last].weight_version
+        return RoundResponse(output, noted, last, version)
 
     # --- what is recorded
 
@@ -300,29 +311,16 @@ class SampleHome:
         self._record(event)
 
 
-class _Conversation:
-    """A stand-in for an executor's engine: each round begins where the one before ended."""
-
-    def __init__(self, home: SampleHome, engine: int, identity: SampleIdentity) -> None:
-        self._home = home
-        self._engine = engine
-        self._identity = identity
-
-    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """Return one response, as OpenRLHF's engine actor gives it."""
-        output, self._engine = await self._home.respond(
-            self._identity, self._engine, prompt_token_ids, sampling_params, multi_modal_data
-        )
-        return output
-
-
 SOURCE = "home"
 # One call for each prompt waits in it at the same time; Ray's own limit would be 1000.
 CALLS_AT_ONCE = 1_000_000
 
 
 class PlainHomeActor(SampleHome):
-    """`engines`: handles of engine actors; `recorder`: the run's, which is told without waiting."""
+    """`engines`: handles of engine actors; `recorder`: the run's, which is told without waiting.
+
+    `more`: the seed, agent, reward and tokenizer of `Front`, the last as a reference in a list, which Ray leaves alone.
+    """
 
     def __init__(
         self,
@@ -331,20 +329,26 @@ class PlainHomeActor(SampleHome):
         run_seed: int,
         agent: str | None,
         reward: Any,
+        tokenizer: list[Any],
         recorder: Any,
         plan: LayoutPlan | None = None,
     ) -> None:
         ports = {number: RayEngine(number, handle) for number, handle in enumerate(engines)}
+        context = ray.get_runtime_context()
 
         def record(event: Event) -> None:
             recorder.write.remote(event, SOURCE, time.time())
 
-        node = ray.get_runtime_context().get_node_id()
-        super().__init__(ports, rhyme, run_seed, agent, reward, record, plan, node)
+        def front(node: str) -> RayFront:
+            return RayFront(node, FrontActor, context.current_actor, rhyme, run_seed, agent, reward, *tokenizer)
+
+        fronts = Fronts(front, lambda sentence: record(Note("warning", sentence)))
+        super().__init__(ports, rhyme, fronts, record, plan, context.get_node_id())
 
 
-# On the caller's node, and not counted: it waits for engines and reward functions.
+# On the caller's node, and not counted: it waits for engines and fronts.
 HomeActor = ray.remote(num_cpus=0, max_concurrency=CALLS_AT_ONCE)(PlainHomeActor)
+FrontActor = ray.remote(num_cpus=0, max_concurrency=CALLS_AT_ONCE)(PlainFrontActor)
 
 
 def door(home: Any, engine: int) -> Any:

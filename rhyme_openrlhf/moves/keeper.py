@@ -31,7 +31,8 @@ from rhyme_openrlhf.engine_errors import EngineLost
 class KeptSample:
     """One sample. `engine` and `place`: where it is; None, "": nowhere at the moment; `incoming`: where it may be soon.
 
-    `ahead`: what was heard from where it may be soon. `on_settled(sample, engine before)`: told of each stay.
+    `ahead`: what was heard from where it may be soon. `on_settled(sample, engine before)`: told of each stay;
+    `on_begun(engine, weight version)`: told of each beginning from nothing.
     """
 
     name: str
@@ -44,6 +45,7 @@ class KeptSample:
     moving: bool = False
     stays: itertools.count[int] = field(default_factory=itertools.count)
     on_settled: Callable[[KeptSample, int | None], None] = lambda sample, before: None
+    on_begun: Callable[[int, int], None] = lambda engine, version: None
     # What it has generated, as far as was heard: joined, and what came since. Thousands of samples grow each second;
     # their tokens are hardly ever read.
     _joined: Progress = field(default_factory=Progress, init=False)
@@ -155,13 +157,16 @@ class SampleKeeper:
         """Return an unfinished sample. Raises KeyError."""
         return self._samples[name]
 
-    async def generate(self, request: SampleRequest, engine: int) -> tuple[Any, int]:
+    async def generate(
+        self, request: SampleRequest, engine: int, on_begun: Callable[[int, int], None] = lambda engine, version: None
+    ) -> tuple[Any, int]:
         """vLLM's output for a sample that begins at `engine`, and the engine at which it ended.
 
-        Raises what the engine raised for this request, and EngineLost when no engine is left.
+        `on_begun(engine, weight version)`: told of each beginning from nothing. Raises what the engine raised for this
+        request, and EngineLost when no engine is left.
         """
         answer = asyncio.get_running_loop().create_future()
-        sample = KeptSample(str(next(self._numbers)), request, answer, on_settled=self._settled)
+        sample = KeptSample(str(next(self._numbers)), request, answer, on_settled=self._settled, on_begun=on_begun)
         self._samples[sample.name] = sample
         try:
             await self.begin(sample, engine)
@@ -206,6 +211,10 @@ class SampleKeeper:
             progress = sample.known if sample.known.tokens else None
             if known.alive:
                 started = await known.port.call(SampleCalls.start_sample, sample.place, sample.request, progress)
+                if not started.refused:
+                    known.weight_version = started.weight_version
+                    if progress is None:
+                        sample.on_begun(engine, started.weight_version)
                 return known.alive and not started.refused
         except EngineLost:
             self._lost(engine)

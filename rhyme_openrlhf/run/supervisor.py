@@ -56,6 +56,8 @@ NAMES = {
     "RhymeGenerateSamplesActor": "samples generator",
     "PlainRecorder": "recorder",
     "PlainNodeWeights": "weight store",
+    "PlainHomeActor": "home of samples",
+    "PlainFrontActor": "front of samples",
     "SystemProbe": "system probe",
 }
 # Deaths that end nothing: the last reference went, or the process that owned the actor did (which has its own row).
@@ -131,9 +133,9 @@ POLL_SECONDS = 2.0
 GRACE_SECONDS = 40.0
 # Beginnings of names; without these nothing can be saved any more.
 INDISPENSABLE = ("policy actor", "critic actor", "trainer")
-# Losing these costs the record, or drafts, and not the run.
+# Losing these costs the record, or drafts, and not the run; without its last front, the home ends it.
 RECORDER = "recorder"
-DISPENSABLE = (RECORDER, "system probe")
+DISPENSABLE = (RECORDER, "system probe", "front of samples")
 # The next weight sync starts it again, leaves its node out, or fails of it.
 WEIGHT_STORE = "weight store"
 # An engine answers between two decode steps; one that is quiet for this long is worth a warning, no more.

@@ -8,6 +8,7 @@ against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`.
 Invariants:
 - Recording never changes a sample.
 - History decides only the engine, never what is generated or in which order prompts are sent.
+- No prompt takes a tokenizer along: actors that answer prompts get it once (`prepare`).
 - Asking for lengths has a limit, and no answer is no history.
 - With `state` and the data loader's state, a new generator draws exactly the prompts that were not trained on yet.
 """
@@ -15,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.engine.checked_reward import RewardError, shown
+from rhyme_openrlhf.engine.messages import unpacked
 from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.engine_errors import engines_left
@@ -82,9 +85,12 @@ class RhymeSamplesGenerator(SamplesGenerator):
     """Upstream's generator; `step` is the last training step it generated for."""
 
     vllm_engines: list[EngineHandle]
+    tokenizer: Any
 
     def __init__(self, *args: Any, services: RunServices, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # Upstream sends this attribute with every prompt, and reads it for nothing else.
+        self._given_tokenizer, self.tokenizer = self.tokenizer, None
         self.services = services
         self.step = 0
         self.seconds = 0.0
@@ -212,8 +218,29 @@ class RhymeSamplesGenerator(SamplesGenerator):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._home = HomeActor.options(scheduling_strategy=here).remote(
             self.vllm_engines, self.services.settings, args.train.seed, args.train.agent_func_path,
-            args.reward.remote_url, self.services.recorder, self.services.layouts,
+            args.reward.remote_url, [self._shared_tokenizer], self.services.recorder, self.services.layouts,
         )  # fmt: skip
+
+    @functools.cached_property
+    def _shared_tokenizer(self) -> Any:
+        """Ray's reference to the tokenizer, or to a vision model's processor."""
+        return ray.put(self._given_tokenizer)
+
+    def prepare(self) -> None:
+        """Give the engines, which have started, the tokenizer of all prompts, and start the home's fronts with it.
+
+        Raises what ended one of them, or RuntimeError when one takes too long.
+        """
+        limit = self.services.settings.limits.stage_s
+        awaited = [engine.take_tokenizer.remote(self._shared_tokenizer) for engine in self.vllm_engines]
+        if self._home is not None:
+            awaited.append(self._home.start_fronts.remote())
+        try:
+            ray.get(awaited, timeout=limit)
+        except ray.exceptions.GetTimeoutError:
+            raise RuntimeError(
+                f"waited {limit:g} s (--limits.stage_s) for engines to take the tokenizer and for fronts to start"
+            ) from None
 
     def tell_known(self) -> None:
         """Record how many of the training prompts earlier runs have responses to."""
@@ -310,6 +337,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Any:
         """Return upstream's experience, with what was noted of the sample's requests."""
+        response = unpacked(response)
         if self.args.algo.dynamic_filtering_enable and isinstance(response.get("scores"), list):
             raise RewardError(
                 f"{len(response['scores'])} scores came for {shown(response['prompt'])}, but "

@@ -354,6 +354,7 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
         """Train to the end."""
         try:
             wait_for_engines(self.vllm_engines, self.services)
+            self.samples_generator.prepare()
             install_profiles(self.vllm_engines, self.services, self.engines_awake)
             self.stop_if_requested()
             super().fit(global_step)

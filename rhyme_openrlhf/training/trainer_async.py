@@ -199,6 +199,7 @@ class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc
         """Generate to the end of the last epoch."""
         engines = self.samples_generator.vllm_engines
         wait_for_engines(engines, self.services)
+        self.samples_generator.prepare()
         # Upstream lets no engine of an asynchronous run sleep.
         profile = install_profiles(engines, self.services, nullcontext)
         self._generation.run(profile, episode, total_consumed_prompts)

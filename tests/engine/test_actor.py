@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rhyme_openrlhf import embedded
 from rhyme_openrlhf.engine import requests
 from rhyme_openrlhf.engine.calls import SchedulerDrafting, SchedulerMeter
 from rhyme_openrlhf.history.index import Piece, build_index
@@ -67,6 +68,17 @@ def first_log_probability(output: Any) -> float:
 def test_first_requests_are_of_the_start_and_counted_nowhere(actor: Actor) -> None:
     assert actor.had_requests
     assert (actor.counted.response_tokens, actor.counted.decode_steps, actor.counted.finished_samples) == (0, 0, 0)
+
+
+def test_a_prompt_without_a_tokenizer_gets_the_engines_own(actor: Actor) -> None:
+    from transformers import AutoTokenizer
+
+    asked = {"label": "", "sampling_params": sampling(), "max_length": 768, "num_samples": 2}
+    own = AutoTokenizer.from_pretrained(embedded.MODEL)
+    expected = actor.call(actor.raw.generate_responses(prompt="a3b7=", hf_tokenizer=own, **asked))
+    actor.raw.take_tokenizer(own)
+    found = actor.call(actor.raw.generate_responses(prompt="a3b7=", hf_tokenizer=None, **asked))
+    assert [one["observation_tokens"] for one in found] == [one["observation_tokens"] for one in expected]
 
 
 def test_what_is_there_at_the_start_is_in_no_garbage_collection(actor: Actor) -> None:

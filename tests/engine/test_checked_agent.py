@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.engine.checked_agent import OF_ENGINES, AgentError, CheckedAgent
+from rhyme_openrlhf.engine.checked_agent import OF_ENGINES, AgentError, CheckedAgent, executor_of
+from rhyme_openrlhf.engine.checked_reward import CheckedExecutor
 
 
 class Agent:
@@ -59,3 +62,31 @@ def test_a_response_is_a_dictionary(returned: Any) -> None:
     with pytest.raises(AgentError, match=r"agent.py returned .* for prompt '6\*7='"):
         execute(returned)
     assert execute({"prompt": "6*7="}) == {"prompt": "6*7="}
+
+
+AGENT = """
+from openrlhf.utils.agent import AgentExecutorBase
+
+
+class AgentExecutor(AgentExecutorBase):
+    async def execute(self, prompt, **_):
+        return {"prompt": prompt, "reward": 2.0}
+"""
+
+
+def test_an_executor_outside_of_an_engine_is_the_one_inside(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    from rhyme_openrlhf.engine.actor import PlainRolloutActor
+
+    # What upstream's engine does, in its own words.
+    words = " ".join(inspect.getsource(PlainRolloutActor.__init__).split())
+    assert (
+        "if agent_func_path: self.executor = _load_agent_executor(agent_func_path) "
+        "else: self.executor = SingleTurnAgentExecutor(remote_rm_url)"
+    ) in words
+    assert type(executor_of(None, None, 1.0)) is CheckedExecutor
+    path = tmp_path / "agent.py"
+    path.write_text(AGENT)
+    executor = executor_of(str(path), None, 1.0)
+    assert isinstance(executor, CheckedAgent)
+    assert asyncio.run(executor.execute("p")) == {"prompt": "p", "reward": 2.0}

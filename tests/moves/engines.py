@@ -6,10 +6,10 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +24,10 @@ from rhyme_openrlhf.settings.drafting import V1, DraftingSettings, HistoSpecSett
 from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
+from rhyme_openrlhf.telemetry.events import Event
+
+if TYPE_CHECKING:
+    from rhyme_openrlhf.moves.home import SampleHome
 
 # Engines of these tests run another model runner where this says so (test_second_runner.py).
 RUNNER = os.environ.get("RHYME_TEST_RUNNER", V1)
@@ -241,3 +245,28 @@ def request(prompt: list[int], history: str | None = None, **parameters: Any) ->
 
     asked = {"temperature": 0, "max_tokens": 300, "ignore_eos": True, "logprobs": 0, "detokenize": False}
     return SampleRequest(tuple(prompt), SamplingParams(**(asked | parameters)), history)
+
+
+def a_home(
+    engines: Sequence[Any], settings: RhymeSettings, executor: Any, record: Callable[[Event], None], plan: Any = None
+) -> SampleHome:
+    """Return a home over these engines, whose one front, in this process, has `executor`."""
+    from rhyme_openrlhf.moves.front import Front
+    from rhyme_openrlhf.moves.fronts import Fronts
+    from rhyme_openrlhf.moves.home import SampleHome
+
+    def start(node: str) -> Front:
+        front = Front(home, settings, 1, None, None, None)
+        front.executor = executor
+        return front
+
+    home = SampleHome(dict(enumerate(engines)), settings, Fronts(start, str), record, plan)
+    return home
+
+
+def prompt(text: str, parameters: Any, max_length: int, num_samples: int = 1, label: str = "") -> dict[str, Any]:
+    """Return the arguments of a call for a prompt, as OpenRLHF sends it here."""
+    return {
+        "prompt": text, "label": label, "sampling_params": parameters, "max_length": max_length, "hf_tokenizer": None,
+        "num_samples": num_samples, "images": None,
+    }  # fmt: skip

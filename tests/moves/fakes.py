@@ -109,7 +109,7 @@ class FakeEngine:
             self.take(waiting)
             if waiting.expected is None and progress is not None and waiting.told == len(progress.tokens):
                 waiting.held = False
-                return Started()
+                return Started(weight_version=self.weights)
             del self.here[place]
         if place not in self.here and place not in self.finished:
             tokens = list(progress.tokens) if progress else []
@@ -117,7 +117,7 @@ class FakeEngine:
             self.here[place] = _Running(request, tokens, len(tokens))
             self.rooms.pop(room, None)
         gone = rest is not None and not Path(rest.buffer.path).exists()
-        return Started(not_carried="the buffer is gone" if gone else "")
+        return Started(not_carried="the buffer is gone" if gone else "", weight_version=self.weights)
 
     def first_token_age(self, place: str, wait_s: float) -> float | None:
         return self.token_age if place in self.here else None

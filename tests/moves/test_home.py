@@ -13,7 +13,7 @@ from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings, ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
 from rhyme_openrlhf.telemetry.samples import ROUNDS
-from tests.moves.engines import TIMEOUT_S, Engines
+from tests.moves.engines import TIMEOUT_S, Engines, a_home, prompt
 
 ROUNDS_EACH = 2
 THRESHOLD = 3
@@ -34,20 +34,17 @@ class TwoTurns:
 def test_both_rounds_of_a_conversation_move(pair: Engines) -> None:
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.moves.home import SampleHome
-
     settings = dataclasses.replace(RhymeSettings(), move=MoveSettings(enable=True, news_s=0.02))
     parameters = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, logprobs=1)
 
     async def conversations(moving: bool) -> tuple[list[Any], list[Event]]:
         events: list[Event] = []
-        home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
-        home.executor = TwoTurns()
+        home = a_home(pair.engines, settings, TwoTurns(), events.append)
         await home.open()
         home.begin_step(3)
         # The first rounds do not end before this process gets to their moves.
         pair.engines[0].hold_at(110 if moving else 0)
-        task = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=3))
+        task = asyncio.create_task(home.generate_responses(0, **prompt("p", parameters, 600, 3)))
         while not task.done():
             for engine in (0, 1):
                 for number, tokens in home.running(engine).items():
@@ -106,8 +103,6 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
     """All begin at one engine; those above the threshold go on at the other one, as if nothing had happened."""
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.moves.home import SampleHome
-
     parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
 
     async def generate(enable: bool) -> tuple[list[Any], list[Event], dict[int, EngineStatus]]:
@@ -117,12 +112,11 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
             reallocation=ReallocationSettings(enable=enable, threshold=THRESHOLD, cooldown_steps=1, status_s=0.02),
         )
         events: list[Event] = []
-        home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
-        home.executor = OneTurn()
+        home = a_home(pair.engines, settings, OneTurn(), events.append)
         await home.open()
         # As many as are to move do not end before they have, however seldom this process hears of them.
         pair.engines[0].hold_at(200 if enable else 0)
-        running = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=8))
+        running = asyncio.create_task(home.generate_responses(0, **prompt("p", parameters, 600, 8)))
         busy: dict[int, EngineStatus] = {}
         while not running.done():
             reports = home.reports.statuses if home.reports is not None else {}
@@ -159,8 +153,6 @@ def test_a_move_is_recorded_with_what_was_expected_of_it(pair: Engines) -> None:
     """Of the first one nothing is known; of the second one what the first has shown, beside what it really took."""
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.moves.home import SampleHome
-
     settings = dataclasses.replace(
         RhymeSettings(),
         move=MoveSettings(news_s=0.02),
@@ -177,12 +169,11 @@ def test_a_move_is_recorded_with_what_was_expected_of_it(pair: Engines) -> None:
 
     async def main() -> list[Event]:
         events: list[Event] = []
-        home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
-        home.executor = Long()
+        home = a_home(pair.engines, settings, Long(), events.append)
         await home.open()
         home.begin_step(2)
         tasks = [
-            asyncio.create_task(home.generate_responses(engine, str(number), "", parameters, 640, None, num_samples=1))
+            asyncio.create_task(home.generate_responses(engine, **prompt(str(number), parameters, 640)))
             for number, engine in ((40, 0), (41, 0), (42, 1))
         ]
         reports = home.reports

@@ -18,7 +18,7 @@ from rhyme_openrlhf.settings.moves import MoveSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
 from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.engine.actors import model_with, stored
-from tests.moves.engines import TIMEOUT_S, LocalEngine, variables
+from tests.moves.engines import TIMEOUT_S, LocalEngine, a_home, prompt, variables
 
 FIRST, SECOND, THIRD = (training_turn(step, 0) for step in (1, 2, 3))
 LONG = 560
@@ -50,8 +50,6 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
 ) -> None:
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.moves.home import SampleHome
-
     settings = dataclasses.replace(
         RhymeSettings(),
         histopipe=HistoPipeSettings(enable=True),
@@ -63,14 +61,12 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
     segment = stored(model_with(0.9), 1, tmp_path)
 
     async def main() -> None:
-        home = SampleHome(dict(enumerate(engines)), settings, 1, None, None, events.append)
-        home.executor = OneTurn()
+        home = a_home(engines, settings, OneTurn(), events.append)
         await home.open()
 
         def call(engine: int, number: int, place: int, tokens: int, samples: int = 1) -> Any:
-            arguments = {"prompt": "p", "label": str(tokens), "sampling_params": parameters, "max_length": 600}
-            arguments |= {"hf_tokenizer": None, "num_samples": samples}
-            return asyncio.create_task(home.generate_in_turn(engine, number, place, **arguments))
+            sent = prompt("p", parameters, 600, samples, label=str(tokens))
+            return asyncio.create_task(home.generate_in_turn(engine, number, place, **sent))
 
         async def running(engine: int, tokens: int, of: Any) -> tuple[int, ...]:
             while True:

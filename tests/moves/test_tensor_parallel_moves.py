@@ -22,7 +22,7 @@ from rhyme_openrlhf.settings.moves import AUTO, MoveSettings
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix
 from rhyme_openrlhf.telemetry.events import Event, LayoutSwitched, SampleMoved
-from tests.moves.engines import TIMEOUT_S, Engines, LocalEngine, grown_to, request, variables
+from tests.moves.engines import TIMEOUT_S, Engines, LocalEngine, a_home, grown_to, prompt, request, variables
 from tests.moves.steered_engines import DyingEngine
 
 pytestmark = pytest.mark.slow
@@ -93,8 +93,6 @@ def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines, bo
     """
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.moves.home import SampleHome
-
     parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
     samples, left = 7, 3
 
@@ -108,13 +106,12 @@ def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines, bo
         plan = LayoutPlan(1, 1, (Tail(1, 2),), both_awake=both_awake)
         if enable and not both_awake:
             await unlike.engines[1].call("sleep_kv")
-        home = SampleHome(dict(enumerate(unlike.engines)), settings, 1, None, None, events.append, plan)
+        home = a_home(unlike.engines, settings, OfManyLengths(60), events.append, plan)
         await home.open()
         answers = []
         for step in (1, 2):
-            home.executor = OfManyLengths(60)
             home.begin_step(step, samples)
-            answers += await home.generate_responses(0, "p", "", parameters, 600, None, num_samples=samples)
+            answers += await home.generate_responses(0, **prompt(f"p{step}", parameters, 600, samples))
         if enable and not both_awake:
             await comes_back(unlike.engines)
             await unlike.engines[1].call("wake_kv")
@@ -153,8 +150,6 @@ def test_an_engine_killed_in_the_middle_of_a_switch_takes_no_sample_with_it(
     """What was at it, or on its way there, goes on at the others, to the same end."""
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.moves.home import SampleHome
-
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
     one, two = unlike.engines
@@ -175,13 +170,12 @@ def test_an_engine_killed_in_the_middle_of_a_switch_takes_no_sample_with_it(
             tp_switch=TpSwitchSettings(enable=enable, samples=samples // 2, status_s=0.1),
         )
         events: list[Event] = []
-        home = SampleHome(dict(enumerate(engines)), settings, 1, None, None, events.append, plan)
+        home = a_home(engines, settings, OfManyLengths(95), events.append, plan)
         await home.open()
         home.begin_step(1, samples)
-        home.executor = OfManyLengths(95)
         answers = await asyncio.gather(
             *(
-                home.generate_responses(engine, f"p{engine}", "", parameters, 600, None, num_samples=6)
+                home.generate_responses(engine, **prompt(f"p{engine}", parameters, 600, 6))
                 for engine in range(plan.engines)
             )
         )

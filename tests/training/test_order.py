@@ -167,6 +167,7 @@ def trained(
         patch.setattr(trainer.upstream, "prepare_datasets", lambda *_: (Loader(rows(prompts, prompts)), None, 100))
         for name in ("wait_for_engines", "install_profiles"):
             patch.setattr(trainer, name, lambda *_: None)
+        patch.setattr(samples_generator.RhymeSamplesGenerator, "prepare", lambda self: None)
         patch.setattr(trainer.RhymeTraining, "broadcast_to_vllm", lambda self: None)
         own = trainer.upstream.BasePPOTrainer.train_step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import random
 from collections.abc import Iterator
@@ -245,3 +246,30 @@ def test_prompts_begin_where_the_home_says(
             engines = generator.vllm_engines
             engines[number % len(engines)].generate_responses.remote(prompt="abc"[number])
     assert sent == at and len(generator.vllm_engines) == 3
+
+
+def test_no_prompt_takes_a_tokenizer_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every actor that answers prompts gets the same one, before the first prompt."""
+    # Upstream reads the attribute where it sends prompts, and nowhere else.
+    assert inspect.getsource(SamplesGenerator).count("self.tokenizer") == 2
+    assert "hf_tokenizer=self.tokenizer" in inspect.getsource(SamplesGenerator._dispatch_prompts_to_vllm)
+    put: list[Any] = []
+    monkeypatch.setattr(samples_generator.ray, "put", lambda value: put.append(value) or f"reference {len(put)}")
+    monkeypatch.setattr(samples_generator.ray, "get", lambda refs, timeout: refs)
+    monkeypatch.setattr("openrlhf.trainer.ppo_utils.samples_generator.ray", NS(get=lambda refs: refs))
+    given: list[Any] = []
+    sent: list[Any] = []
+    engine = NS(
+        take_tokenizer=NS(remote=given.append),
+        get_num_unfinished_requests=NS(remote=lambda: 0),
+        generate_responses=NS(remote=lambda **arguments: sent.append(arguments["hf_tokenizer"])),
+    )
+    generator = a_generator(3, 3, 3, seed=1)
+    generator.args.algo.advantage = NS(is_correction_level="off")
+    generator.services.settings.limits = NS(stage_s=1)
+    generator._given_tokenizer = "a tokenizer"
+    generator.vllm_engines, generator._home = [engine] * 2, NS(start_fronts=NS(remote=lambda: given.append("fronts")))
+    generator.prepare()
+    SamplesGenerator._dispatch_prompts_to_vllm(generator, ["a", "b"], ["A", "B"])
+    assert put == ["a tokenizer"] and given == ["reference 1", "reference 1", "fronts"]
+    assert sent == [None, None]

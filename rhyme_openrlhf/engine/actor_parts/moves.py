@@ -15,12 +15,14 @@ Invariants:
 - The report of a stopped sample has every token that its engine has made.
 - An expected sample is reported only after its start.
 - A core that continued with other tokens than the keeper knows counts as one that did not continue.
+- Its keeper hears of a weight load as soon as samples may start with the new weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import time
 from dataclasses import dataclass
@@ -96,11 +98,17 @@ class Moves(Part):
         self.finished: dict[str, Any] = {}
         self.expected: dict[str, str] = {}
         self._news = asyncio.Event()
+        # The weight version of the last news, and whether samples could start.
+        self._told: tuple[int, bool] | None = None
         self._dead = False
 
     def arguments(self) -> dict[str, Any]:
         """Return vLLM's arguments of an engine whose samples can move."""
         return moving_arguments(self.engine.rhyme)
+
+    def opened(self) -> None:
+        """Have the keeper hear of the new weights now."""
+        self._news.set()
 
     async def has_started(self) -> None:
         """Take up vLLM's frontend."""
@@ -120,20 +128,24 @@ class Moves(Part):
         """Begin a sample, or go on with one that has come to `progress`.
 
         `room`: the reservation it takes up, in which the KV cache of the first `computed` tokens lies once `rest` is
-        copied in. In a pipelined run, every sample at an engine belongs to a turn.
+        copied in. In a pipelined run, every sample at an engine belongs to a turn. The answer comes when the sample's
+        weights are certain.
         """
         if (gone_on := await self.go_on(place, progress)) is not None:
             if progress is not None and place in self.here:
                 self.here[place].told = len(progress.tokens)
             return gone_on
         if place in self.here or place in self.finished:
-            return Started()
+            return Started(weight_version=self.engine.weight_version)
         if self._stays is not None:
             self._stays.comes(place, request.group, begins=progress is None)
         started = await self._start(place, request, progress, room, computed, rest)
         if started.refused and self._stays is not None:
             self._stays.goes(place)
-        return started
+        if not started.refused and progress is None:
+            # Outside of the lock, for which a weight load waits.
+            await self.engine.until_open()
+        return dataclasses.replace(started, weight_version=self.engine.weight_version)
 
     async def _start(
         self,
@@ -269,13 +281,13 @@ class Moves(Part):
             self.engine.ended(place)
 
     async def collect(self, wait_s: float) -> News:
-        """Return news of samples since the last call; wait up to `wait_s` seconds for one to finish.
+        """Return news of samples since the last call; wait up to `wait_s` seconds for one to finish, or new weights.
 
         Each update is delivered exactly once, because there is one keeper. Raises EngineCoreError when vLLM's process
         is gone.
         """
         self._news.clear()
-        if not self.finished and not self._dead:
+        if not self.finished and not self._dead and self._told == self._weights():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), wait_s)
         await self.engine.alive()
@@ -289,7 +301,11 @@ class Moves(Part):
                 tokens, log_probs = generated(state, here.told)
                 grown[place] = Grown(here.told, tokens, log_probs)
                 here.told += len(tokens)
-        return News(finished, grown, self.engine.weight_version, self.engine.is_open)
+        self._told = self._weights()
+        return News(finished, grown, *self._told)
+
+    def _weights(self) -> tuple[int, bool]:
+        return self.engine.weight_version, self.engine.is_open
 
     async def discard_sample(self, place: str) -> None:
         """End a sample here, if it is here, and report nothing more about it."""
@@ -379,7 +395,7 @@ class Moves(Part):
         ended_by_text = self._outputs.release(place, progress)
         if ended_by_text:
             await self.engine.llm.engine_core.abort_requests_async(ended_by_text)
-        return Started(not_carried=gone_on[1])
+        return Started(not_carried=gone_on[1], weight_version=self.engine.weight_version)
 
     async def first_token_age(self, place: str, wait_s: float) -> float | None:
         """Return the seconds since a sample that moved here got its first token; None if it has none after `wait_s`."""

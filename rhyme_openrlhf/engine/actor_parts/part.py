@@ -142,5 +142,8 @@ class Part:
     def answered(self) -> None:
         """React to the end of the current task's call of `generate`, successful or not."""
 
+    def opened(self) -> None:
+        """React to a weight load or a pause that is over: samples may start."""
+
     def rollout_begun(self) -> None:
         """Begin a rollout: earlier work no longer counts."""

@@ -345,15 +345,18 @@ class Turns(Part):
 
     # --- samples that can move (`SampleStays`)
 
-    async def enter_turn(self, number: int, place: int, samples: int) -> int:
-        """Wait until turn `number` has begun, in which `samples` samples of prompt `place` follow; return the weights
-        that they will have.
-        """
+    async def enter_turn(self, number: int, place: int, samples: int) -> None:
+        """Wait until turn `number` has begun, in which `samples` samples of prompt `place` follow."""
         call = TurnCall(number, place, samples)
         self._entered[number, place] = call
         self._calls.add(call)
         await self._until_begun(call)
-        return self.engine.weight_version
+
+    async def leave_turn(self, number: int, place: int, samples: int) -> None:
+        """Expect no more `samples` samples of a prompt that entered: they need no engine, or their callers are gone."""
+        call = self._entered.get((number, place))
+        if call is not None:
+            self._leave(call, samples)
 
     @property
     def expects_samples(self) -> bool:
@@ -381,13 +384,16 @@ class Turns(Part):
         """Let a sample go, however its stay ended; return what was loaded below it: version, and its tokens then."""
         call, _ = self._stays.pop(place, (None, None))
         if call is not None:
-            call.left -= 1
-            self._ended_in_turn(call, 1)
-            if call.left == 0:
-                self._calls.discard(call)
-                if self._entered.get((call.number, call.place)) is call:
-                    del self._entered[call.number, call.place]
+            self._leave(call, 1)
         return self._loads_below.pop(place, [])
+
+    def _leave(self, call: TurnCall, samples: int) -> None:
+        call.left -= samples
+        self._ended_in_turn(call, samples)
+        if call.left == 0:
+            self._calls.discard(call)
+            if self._entered.get((call.number, call.place)) is call:
+                del self._entered[call.number, call.place]
 
     # --- two layouts on the same devices
 

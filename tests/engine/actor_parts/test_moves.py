@@ -1,0 +1,79 @@
+"""What an engine says of its weights where samples can move: when a sample starts, and when they change."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace as NS
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from rhyme_openrlhf.engine.actor_parts.moves import Moves
+from rhyme_openrlhf.engine.messages import Progress, SampleRequest, Started
+from tests import virtual_time
+
+
+class Engine(NS):
+    """As much of an engine as tells of weights."""
+
+    weight_version = 0
+
+    def __init__(self) -> None:
+        super().__init__(index=0, opened=asyncio.Event())
+
+    @property
+    def is_open(self) -> bool:
+        return self.opened.is_set()
+
+    async def until_open(self) -> None:
+        await self.opened.wait()
+
+    async def alive(self) -> None:
+        pass
+
+    def loads(self, version: int, part: Moves) -> None:
+        self.weight_version = version
+        self.opened.set()
+        part.opened()
+
+
+def test_a_keeper_hears_of_new_weights_at_once() -> None:
+    async def main() -> None:
+        engine: Any = Engine()
+        part, now = Moves(engine), asyncio.get_running_loop().time
+        assert (await part.collect(60)).open is False
+        began = now()
+        waiting = asyncio.create_task(part.collect(60))
+        await asyncio.sleep(1)
+        engine.loads(1, part)
+        news = await waiting
+        assert (news.weight_version, news.open) == (1, True) and now() - began == pytest.approx(1, abs=0.1)
+        # While the keeper takes in the last news, too.
+        engine.loads(2, part)
+        assert (await part.collect(60)).weight_version == 2 and now() - began == pytest.approx(1, abs=0.1)
+        assert (await part.collect(60)).weight_version == 2 and now() - began == pytest.approx(61, abs=0.1)
+
+    virtual_time.run(main(), 200)
+
+
+def test_a_sample_starts_with_the_weights_that_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine: Any = Engine()
+        part = Moves(engine)
+
+        async def start(*_: Any) -> Started:
+            return Started()
+
+        monkeypatch.setattr(part, "_start", start)
+        request = SampleRequest((1,), NS(max_tokens=4, seed=None))
+        waiting = asyncio.create_task(part.start_sample("1.0", request))
+        # One that comes from elsewhere has its weights already.
+        assert (await part.start_sample("2.1", request, Progress((3,)))).weight_version == 0
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        engine.loads(1, part)
+        assert (await waiting).weight_version == 1
+
+    virtual_time.run(main(), 60)
