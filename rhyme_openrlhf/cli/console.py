@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rhyme_openrlhf.settings.options import BAD_INPUT
@@ -19,6 +20,13 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows as plain aligned text, for logs and pipes."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def refuse(command: str, reason: Exception | str) -> int:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 
 from rhyme_openrlhf import __version__
 from rhyme_openrlhf.cli import upstream
-from rhyme_openrlhf.cli.console import refuse
+from rhyme_openrlhf.cli.console import aligned, refuse
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
 from rhyme_openrlhf.platform import nvidia
@@ -31,16 +30,26 @@ def main(argv: list[str]) -> int:
     """
     parser = Parser(
         prog="rhyme doctor",
-        usage="rhyme doctor [--json] [options of rhyme train]",
+        usage="rhyme doctor [--json] [--cluster] [options of rhyme train]",
         description="Check this machine and say what will run on it. With options of rhyme train, also whether that "
         "run fits: its GPUs, their memory, /dev/shm.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="ask every node of the Ray cluster in RAY_ADDRESS instead: versions, /dev/shm, clocks, networks, and with "
+        "options of rhyme train the paths and the control plane of that run",
+    )
     options, train_argv = parser.parse_known_args(argv)
     if not any("." in word.partition("=")[0] for word in train_argv if word.startswith("--")):
         # No run is described without an option of a group: what is unknown is a mistake in an option of ours.
         parser.parse_args(argv)
+    if options.cluster:
+        from rhyme_openrlhf.cli import doctor_cluster
+
+        return doctor_cluster.main(train_argv, options.json)
     try:
         run = _run(train_argv) if train_argv else None
     except upstream.ArgumentsError as error:
@@ -72,13 +81,7 @@ def as_text(checks: list[Check], uses: list[Verdict]) -> str:
     """Return both tables as plain aligned text, for logs and pipes."""
     rows = [HEADER, *((c.component, c.found, c.wanted, c.state, c.mend) for c in checks)]
     use_rows = [(use.use, "yes" if use.runs else "no", use.reason) for use in uses]
-    return f"{_aligned(rows)}\n\nWhat will run here:\n{_aligned(use_rows)}"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return f"{aligned(rows)}\n\nWhat will run here:\n{aligned(use_rows)}"
 
 
 def _as_json(checks: list[Check], uses: list[Verdict], plan: MemoryPlan | None, *, gpu: bool) -> str:

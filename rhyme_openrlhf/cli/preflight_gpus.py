@@ -1,9 +1,8 @@
 """Checks of a run's GPUs before anything is started: their number, nodes, memory and the compiler.
 
 Each check raises PreflightError with one sentence: what is wrong, where, what to do. On a cluster (RAY_ADDRESS) the
-driver's machine says nothing of the others' memory and compilers, so one tiny task asks each node with GPUs. It has
-neither a CPU slot nor a GPU, so it waits for no other job. The wait is bounded, and an error names each node that does
-not answer.
+driver's machine says nothing of the others' memory and compilers, so each node with GPUs is asked
+(platform/cluster.py). An error names each node that does not answer.
 """
 
 from __future__ import annotations
@@ -14,18 +13,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
-from rhyme_openrlhf.engine_errors import last_line
 from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.platform.cluster import ANSWER_SECONDS, SILENT, ClusterError, Reply, ask, connected, nodes
 from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.run.resources import ENGINES, Share, required_gpus, shortage
-
-# A worker starts and imports torch from a shared disk.
-ANSWER_SECONDS = 120
-# Ray hides all GPUs from a task that asks for none, unless this says otherwise (as engine/factory.py).
-SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 @dataclass(frozen=True)
@@ -52,13 +45,15 @@ def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
         # Ray is started with as many pretended GPUs as the run asks for.
         return ""
     found = nvidia.read()
-    nodes = _cluster_nodes() if cluster else [_visible_gpus(found)]
+    nodes, free = _cluster_gpus() if cluster else ([_visible_gpus(found)], 0)
     there = sum(nodes)
     # A cluster without any GPU would train as a machine without one, on all nodes that join later.
     waits = shortage(args, there, may_grow=True) if cluster and there else ""
     if not waits and (lack := shortage(args, there)):
         raise PreflightError(lack)
     said = [waits or _across_nodes(args, nodes)]
+    if cluster and not waits:
+        said.append(_taken(args, there, free))
     if on_gpus:
         said.append(_unplanned(args))
     if on_gpus and cluster:
@@ -80,7 +75,7 @@ def check_engines_alone(args: SimpleNamespace, engines: int, on_gpus: bool) -> N
         return
     cluster = bool(os.environ.get("RAY_ADDRESS"))
     found, size = nvidia.read(), args.vllm.tensor_parallel_size
-    there = sum(_cluster_nodes()) if cluster else _visible_gpus(found)
+    there = sum(_cluster_gpus()[0]) if cluster else _visible_gpus(found)
     if engines * size > there:
         raise PreflightError(
             f"engines need {engines} x {size} GPUs (--vllm.tensor_parallel_size {size}), but there are {there}: lower "
@@ -108,12 +103,25 @@ def _visible_gpus(found: nvidia.Driver) -> int:
     return len(found.gpus) or torch.cuda.device_count()
 
 
-def _cluster_nodes() -> list[int]:
-    """Return the GPUs of each node that is alive."""
+def _cluster_gpus() -> tuple[list[int], int]:
+    """Return the GPUs of each node that is alive, and how many of all are free."""
     import ray
 
-    with ray.init(log_to_driver=False, logging_level="ERROR"):
-        return [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+    try:
+        with connected():
+            return [node.gpus for node in nodes()], int(ray.available_resources().get("GPU", 0))
+    except ClusterError as error:
+        raise PreflightError(str(error)) from error
+
+
+def _taken(args: SimpleNamespace, there: int, free: int) -> str:
+    """Return a sentence where the run waits for GPUs that others hold; "" where enough are free."""
+    if required_gpus(args) <= free:
+        return ""
+    return (
+        f"the run asks for {required_gpus(args)} GPUs, and others hold {there - free} of the cluster's {there}: it "
+        f"waits until they are free, at most --limits.stage_s ({args.limits.stage_s:g} s)"
+    )
 
 
 def _across_nodes(args: SimpleNamespace, nodes: list[int]) -> str:
@@ -202,44 +210,50 @@ def check_nodes(args: SimpleNamespace, timeout_s: float = ANSWER_SECONDS, may_gr
 
     `may_grow`: the run waits for nodes anyway, which may be other ones, so nothing is refused.
     """
-    answers = _answers(timeout_s)
-    judged = [(node, gpus, _problem(args, answer)) for node, gpus, answer in answers]
-    problems = [f"node {node}: {problem}" for node, _, problem in judged if problem]
-    if problems and not may_grow and sum(gpus for _, gpus, problem in judged if not problem) < required_gpus(args):
+    replies = _answers(timeout_s)
+    judged = [(reply, _problem(args, reply.answer)) for reply in replies]
+    problems = [f"node {reply.node.address}: {problem}" for reply, problem in judged if problem]
+    enough = sum(reply.node.gpus for reply, problem in judged if not problem)
+    if problems and not may_grow and enough < required_gpus(args):
         raise PreflightError(problems[0])
-    unlike = _unlike(sorted({kind for _, _, answer in answers for kind in answer.kinds}))
     said = [f"{problem} (if Ray places a part of the run there)" for problem in problems]
-    return [*said, unlike] if unlike else said
+    crowded = [f"node {reply.node.address}: {text}" for reply in replies if (text := _crowded(args, reply))]
+    unlike = _unlike(sorted({kind for reply in replies for kind in reply.answer.kinds}))
+    return [*said, *crowded[:1], *filter(None, [unlike])]
 
 
-def _answers(timeout_s: float) -> list[tuple[str, int, NodeFacts]]:
-    """Ask every node that has GPUs: its address, its GPUs and its answer."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+def _answers(timeout_s: float) -> list[Reply]:
+    """Ask every node that has GPUs. Raises PreflightError unless each answers."""
+    try:
+        with connected():
+            replies = ask([node for node in nodes() if node.gpus], facts, timeout_s=timeout_s)
+    except ClusterError as error:
+        raise PreflightError(str(error)) from error
+    if silent := [reply.node.address for reply in replies if reply.problem.startswith(SILENT)]:
+        raise PreflightError(
+            f"waited {timeout_s:g} s for node {', '.join(silent)} to say its driver and the size of /dev/shm: look at "
+            "`ray status`, and end a node that does not answer"
+        )
+    for reply in replies:
+        if reply.problem:
+            raise PreflightError(f"node {reply.node.address} cannot be checked: {reply.problem}")
+    return replies
 
-    with ray.init(log_to_driver=False, logging_level="ERROR"):
-        ask: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": SEES_GPUS})(facts)
-        asked = {}
-        for node in ray.nodes():
-            if node["Alive"] and (gpus := int(node["Resources"].get("GPU", 0))):
-                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                asked[ask.options(scheduling_strategy=there).remote()] = (node["NodeManagerAddress"], gpus)
-        _, silent = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
-        if silent:
-            names = ", ".join(asked[one][0] for one in silent)
-            raise PreflightError(
-                f"waited {timeout_s:g} s for node {names} to say its driver and the size of /dev/shm: look at "
-                "`ray status`, and end a node that does not answer"
-            )
-        found = []
-        for one, (node, gpus) in asked.items():
-            try:
-                found.append((node, gpus, ray.get(one)))
-            except ray.exceptions.RayError as error:
-                raise PreflightError(
-                    f"node {node} cannot be checked: is rhyme-openrlhf there? {last_line(error)}"
-                ) from error
-        return found
+
+def _crowded(args: SimpleNamespace, reply: Reply) -> str:
+    """Return a sentence where Ray's object store, once it is full, leaves too little of /dev/shm; "" elsewhere."""
+    shapes, layout = model_shape.shapes_of(args), resources.layout_of(args)
+    if shapes is None or not layout.buffer:
+        return ""
+    wanted = resources.shared_memory(shapes.policy, layout) - resources.SHM_BYTES
+    if wanted + reply.node.store <= reply.answer.shm:
+        return ""
+    store, shm = resources.memory(reply.node.store), resources.memory(reply.answer.shm)
+    return (
+        f"Ray's object store may take {store} of the {shm} of /dev/shm, and the weight buffer needs "
+        f"{resources.memory(wanted)}: start Ray there with a smaller "
+        "--object-store-memory"
+    )
 
 
 def _problem(args: SimpleNamespace, node: NodeFacts) -> str:

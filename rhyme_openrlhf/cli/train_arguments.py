@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from rhyme_openrlhf.cli import upstream
+from rhyme_openrlhf.cli.paths import RelativePathError, make_absolute
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.options import SettingsError
 
@@ -45,8 +46,9 @@ def parse(argv: list[str]) -> tuple[SimpleNamespace, RhymeSettings]:
     """Return upstream's nested arguments and our settings, before torch and Ray are imported. Raises BadInputError."""
     try:
         args = upstream.parse(argv)
+        make_absolute(args, os.environ)
         return args, RhymeSettings.from_namespace(args)
-    except (upstream.ArgumentsError, SettingsError) as error:
+    except (upstream.ArgumentsError, RelativePathError, SettingsError) as error:
         raise BadInputError(str(error)) from error
 
 

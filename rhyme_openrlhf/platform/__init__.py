@@ -11,6 +11,8 @@ without a GPU, and each raises `PlatformError` when used where a GPU is:
 - `cpu_memory` gives a KV cache's memory back.
 - `cpu_sampling` corrects vLLM's CPU sampling.
 - `local_ray` is a local Ray with pretended GPUs.
+
+`cluster` is for every machine, too: it asks the nodes of the Ray cluster in RAY_ADDRESS.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import os
 
 
 class PlatformError(RuntimeError):
-    """A part meant for machines without a GPU was used on one that has a GPU."""
+    """A machine or cluster that does not suit a command; the message is one sentence."""
 
 
 @functools.cache
@@ -36,8 +38,7 @@ def run_has_gpus() -> bool:
 
     The driver may sit on a node without a GPU. Ray names the type of every GPU it has found itself
     ("accelerator_type:H200"); pretended ones have none. Raises PlatformError where this machine has GPUs that torch
-    cannot
-    use, because the run would otherwise train silently on the CPU.
+    cannot use, because the run would otherwise train silently on the CPU.
     """
     if gpu_present():
         return True
@@ -64,7 +65,9 @@ def _cluster_gpus() -> int:
     """GPUs that Ray has found itself; 0 where all of them are pretended."""
     import ray
 
-    with ray.init(log_to_driver=False):
+    from rhyme_openrlhf.platform.cluster import connected
+
+    with connected():
         resources = ray.cluster_resources()
     found = any(name.startswith("accelerator_type:") for name in resources)
     return int(resources.get("GPU", 0)) if found else 0

@@ -37,6 +37,7 @@ from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.platform.job_variables import job_variables
 from rhyme_openrlhf.run.ending import Ending, LossyFile, Outcome, Reserve, outcome_of, say, tell
 from rhyme_openrlhf.run.live_logs import LiveLogs, job_of
+from rhyme_openrlhf.run.node_logs import OtherNodes
 from rhyme_openrlhf.run.reaper import finish, start_reaper
 from rhyme_openrlhf.run.reporting import Reporting, SystemWatch
 from rhyme_openrlhf.run.resources import SPARE_CPUS, required_gpus, shortage
@@ -177,6 +178,7 @@ class _Started:
     supervisor: Supervisor | None = None
     system: SystemWatch | None = None
     logs: LiveLogs | None = None
+    others: OtherNodes | None = None
     display: _Display | None = None
     figures: _Figures | None = None
     ray_is_gone: bool = False
@@ -230,12 +232,13 @@ def _start(job: _Job, notes: list[str], started: _Started, termination: Terminat
     termination.install()
     started.ray_job = ray.get_runtime_context().get_job_id()
     (run.logs / RAY_LINK).symlink_to(session / "logs")
-    started.logs = LiveLogs(session / "logs", run.logs, started.ray_job)
+    others = started.others = OtherNodes(run.logs)
+    started.logs = LiveLogs(session / "logs", run.logs, started.ray_job, lambda: others.copy([started.ray_job]))
     started.logs.start()
     _check_gpus(job.args)
     recorder = started.recorder = _start_recorder(job)
     services = started.services = _services(job, recorder)
-    supervisor = started.supervisor = _start_supervisor(job, session, services, termination)
+    supervisor = started.supervisor = _start_supervisor(job, session, services, termination, started.logs)
     started.system = SystemWatch(services, run.path, supervisor.names)
     started.system.start()
     started.display = _Display(run, job.settings.run.progress)
@@ -252,10 +255,12 @@ def _fault(supervisor: Supervisor | None, ending: Ending) -> str:
     return supervisor.fault or ending.part("look for processes that died", supervisor.explain) or ""
 
 
-def _start_supervisor(job: _Job, session: Path, services: RunServices, termination: Termination) -> Supervisor:
+def _start_supervisor(
+    job: _Job, session: Path, services: RunServices, termination: Termination, logs: LiveLogs
+) -> Supervisor:
     supervisor = Supervisor(
         job.run.events,
-        session / "logs",
+        (session / "logs", job.run.logs),
         job.settings.limits,
         lambda event: services.record(event, SOURCE),
         termination.interrupt,
@@ -263,6 +268,7 @@ def _start_supervisor(job: _Job, session: Path, services: RunServices, terminati
         services.recorder,
         # The terminal of now: while OpenRLHF runs, standard error is led to a file.
         partial(tell, terminal=sys.stderr),
+        logs.copy,
     )
     for number, worker in enumerate(services.history_workers):
         supervisor.name(worker, f"history worker {number}")
@@ -459,6 +465,8 @@ def _end(run: RunDirectory, started: _Started, finished: RunFinished, ending: En
         ending.part("stop the system probe", started.system.stop)
     if started.supervisor is not None:
         ending.part("stop the supervisor", started.supervisor.stop)
+    if started.logs is not None:
+        ending.part("copy no more logs", started.logs.close)
     if started.services is not None and not gone:
         workers = started.services.history_workers
         ending.part("stop the history workers", lambda: stop_history_workers(workers))
@@ -476,12 +484,13 @@ def _end(run: RunDirectory, started: _Started, finished: RunFinished, ending: En
     session, jobs = started.session, None
     if not gone:
         jobs = ending.part("find the processes of engines of several ranks", _jobs)
+        if started.others is not None:
+            others, all_jobs = started.others, jobs or [started.ray_job]
+            ending.part("keep the logs of other nodes", lambda: others.copy_all(all_jobs))
         ending.part("end Ray", ray.shutdown)
     if gone or "end Ray" in ending.failed:
         # Python would wait for it again.
         atexit.unregister(ray.shutdown)
-    if started.logs is not None:
-        ending.part("copy no more logs", started.logs.close)
     ending.part("keep the logs of the run's processes", lambda: _keep_logs(session, run, jobs or [started.ray_job]))
 
 
@@ -489,7 +498,7 @@ def _ray_is_gone() -> bool:
     """Return whether nothing listens where Ray's control store was."""
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), RAY_ANSWERS_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), RAY_ANSWERS_SECONDS).close()
     except ConnectionRefusedError:
         return True
     except OSError:

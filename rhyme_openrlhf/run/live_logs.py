@@ -1,6 +1,6 @@
 """The logs of a run's processes, copied into the run directory while the run lasts.
 
-Ray writes them on the node's own disk, outside of the run directory. The control plane reads a run directory alone and
+Ray writes them on each node's own disk, outside of the run directory. The control plane reads a run directory alone and
 follows no link out of it, so without copies a live run would show its driver's log and no other.
 
 Invariants:
@@ -16,7 +16,11 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import ray
 
 # Seconds between two looks at the logs, and for the end of one.
 LOOK_SECONDS, CLOSE_SECONDS = 3.0, 10.0
@@ -24,6 +28,8 @@ LOOK_SECONDS, CLOSE_SECONDS = 3.0, 10.0
 AT_ONCE, ROOM = 16 * 2**20, 2**30
 # A log's first line is read so far.
 FIRST_LINE = 1000
+# Errors of a cluster that is going, or of a full disk.
+_PASSING = (ray.exceptions.RayError, ConnectionError, TimeoutError, RuntimeError, OSError)
 # The job in names of workers that Ray 2.55 has started before their job.
 NO_JOB = "ffffffff"
 
@@ -31,7 +37,10 @@ NO_JOB = "ffffffff"
 class LiveLogs:
     """A thread that copies what Ray's job `job` writes to `source` into `target`, until it is closed."""
 
-    def __init__(self, source: Path, target: Path, job: str) -> None:
+    def __init__(self, source: Path, target: Path, job: str, others: Callable[[], object] = lambda: None) -> None:
+        """`others` copies what other nodes have (run/node_logs.py)."""
+        self._others = others
+        self._lock = threading.Lock()
         self._source = source
         self._target = target
         self._job = job
@@ -50,7 +59,11 @@ class LiveLogs:
         self._thread.join(CLOSE_SECONDS)
 
     def copy(self) -> None:
-        """Copy what is new in all logs of the job."""
+        """Copy what is new in all logs of the job, on all nodes."""
+        with self._lock:
+            self._copy()
+
+    def _copy(self) -> None:
         try:
             names = sorted(name for name in os.listdir(self._source) if name.startswith("worker-"))
             room = shutil.disk_usage(self._target).free > ROOM
@@ -64,6 +77,9 @@ class LiveLogs:
                     copy_rest(self._source / name, self._target / name, AT_ONCE)
             except OSError:  # a full disk, or a log that Ray has removed; the next look tries again
                 continue
+        if not self._ended.is_set():
+            with suppress(*_PASSING):
+                self._others()
 
     def _job_named(self, name: str) -> str:
         job = self._job_of.get(name) or job_of(self._source / name)

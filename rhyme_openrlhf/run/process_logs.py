@@ -7,6 +7,7 @@ of its own that prints to its actor's files.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 TAIL_LINES = 8
@@ -19,29 +20,43 @@ CORE_FAILED = "See root cause above"
 ERROR = re.compile(r"\b(?:\w+\.)*[A-Z]\w*(?:Error|Exception): \S.*")
 
 
-def last_lines(logs: Path, pid: int) -> list[str]:
-    """Return the last lines that process `pid` printed, standard error last; empty if it ran on another machine.
+def last_lines(folders: Sequence[Path], worker: str) -> list[str]:
+    """Return the last lines that a worker of Ray printed, standard error last; `worker` is its id.
 
-    `logs` is Ray's log directory.
+    They come from the first of the `folders` that has any: Ray's log directory here, and copies from other nodes. A
+    process number would not do, because each node has its own.
     """
-    lines: list[str] = []
-    for suffix in ("out", "err"):
-        lines += _tail(logs, pid, suffix, TAIL_BYTES)[-TAIL_LINES:]
-    return lines[-TAIL_LINES:]
+    for folder in folders:
+        lines: list[str] = []
+        for suffix in ("out", "err"):
+            lines += _tail(folder, f"worker-{worker}-*", suffix, TAIL_BYTES)[-TAIL_LINES:]
+        if lines:
+            return lines[-TAIL_LINES:]
+    return []
 
 
-def core_error(logs: Path, pid: int) -> str:
-    """Return the error by which the engine core of process `pid` ended ("ValueError: ..."), or ""."""
+def core_error(folders: Sequence[Path], worker: str) -> str:
+    """Return the error by which the engine core of a worker ended ("ValueError: ..."), or ""."""
+    found = (_core_error(folder, f"worker-{worker}-*") for folder in folders)
+    return next(filter(None, found), "")
+
+
+def core_error_of_process(logs: Path, pid: int) -> str:
+    """Return the same of process `pid`, whose worker is not known."""
+    return _core_error(logs, f"worker-*-{pid}")
+
+
+def _core_error(folder: Path, names: str) -> str:
     for suffix in ("err", "out"):
-        found = [match[0] for line in _tail(logs, pid, suffix, ERROR_BYTES) if (match := ERROR.search(line))]
+        found = [match[0] for line in _tail(folder, names, suffix, ERROR_BYTES) if (match := ERROR.search(line))]
         if own := [error for error in found if CORE_FAILED not in error]:
             return own[-1]
     return ""
 
 
-def _tail(logs: Path, pid: int, suffix: str, size: int) -> list[str]:
+def _tail(folder: Path, names: str, suffix: str, size: int) -> list[str]:
     lines: list[str] = []
-    for path in logs.glob(f"worker-*-{pid}.{suffix}"):
+    for path in folder.glob(f"{names}.{suffix}"):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - size))
             text = file.read().decode(errors="replace")

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ NAMES = {
     "PlainHomeActor": "home of samples",
     "PlainFrontActor": "front of samples",
     "SystemProbe": "system probe",
+    "PlainNodeLogs": "log reader",
 }
 # Deaths that end nothing: the last reference went, or the process that owned the actor did (which has its own row).
 HARMLESS = {"OUT_OF_SCOPE", "REF_DELETED", "OWNER_DIED"}
@@ -74,7 +75,7 @@ NOT_STARTED = "it could not start"
 class ActorRow:
     """One actor. `alive` covers starting and restarting; `cause` is empty unless it died of something harmful.
 
-    `node` is its machine's address, `node_id` Ray's name of it.
+    `node` is its machine's address, `node_id` Ray's name of it; `worker` Ray's id of its process.
     """
 
     key: str
@@ -85,6 +86,7 @@ class ActorRow:
     restarts: int
     cause: str
     node_id: str = ""
+    worker: str = ""
 
 
 def read_actors(known: Mapping[str, str]) -> list[ActorRow]:
@@ -92,17 +94,18 @@ def read_actors(known: Mapping[str, str]) -> list[ActorRow]:
     job = ray.get_runtime_context().get_job_id()
     return [
         ActorRow(
-            key=row["ActorID"],
-            name=known.get(row["ActorID"]) or NAMES.get(row["ActorClassName"], row["ActorClassName"]),
-            pid=row["Pid"],
-            node=row["Address"]["IPAddress"],
-            alive=row["State"] != "DEAD",
-            restarts=row["NumRestarts"],
-            cause=_cause(row["DeathCause"]) if row["State"] == "DEAD" else "",
-            node_id=row["Address"]["NodeID"],
+            key=row.actor_id.hex(),
+            name=known.get(row.actor_id.hex()) or NAMES.get(row.class_name, row.class_name),
+            pid=row.pid,
+            node=row.address.ip_address,
+            alive=row.state != ActorTableData.DEAD,
+            restarts=row.num_restarts,
+            cause=_cause(row.death_cause) if row.state == ActorTableData.DEAD else "",
+            node_id=row.address.node_id.hex(),
+            worker=row.address.worker_id.hex(),
         )
-        for row in ray._private.state.actors().values()
-        if row["JobID"] == job
+        for row in _actor_table()
+        if row.job_id.hex() == job
     ]
 
 
@@ -112,11 +115,15 @@ def rank_jobs() -> list[str]:
     vLLM's engine core is a driver of its own in Ray, so its ranks belong to another job than the engine's actor.
     """
     job = ray.get_runtime_context().get_job_id()
-    table = ray._private.state.state._connect_and_get_accessor().get_actor_table(None, None)
-    rows = [ActorTableData.FromString(row) for row in table]
+    rows = _actor_table()
     ours = {row.placement_group_id for row in rows if row.job_id.hex() == job and row.placement_group_id}
     ours.discard(ray.PlacementGroupID.nil().binary())
     return sorted({row.job_id.hex() for row in rows if row.placement_group_id in ours} - {job})
+
+
+def _actor_table() -> list[Any]:
+    table = ray._private.state.state._connect_and_get_accessor().get_actor_table(None, None)
+    return [ActorTableData.FromString(row) for row in table]
 
 
 def _cause(death: Any) -> str:
@@ -135,7 +142,7 @@ GRACE_SECONDS = 40.0
 INDISPENSABLE = ("policy actor", "critic actor", "trainer")
 # Losing these costs the record, or drafts, and not the run; without its last front, the home ends it.
 RECORDER = "recorder"
-DISPENSABLE = (RECORDER, "system probe", "front of samples")
+DISPENSABLE = (RECORDER, "system probe", "front of samples", "log reader")
 # The next weight sync starts it again, leaves its node out, or fails of it.
 WEIGHT_STORE = "weight store"
 # An engine answers between two decode steps; one that is quiet for this long is worth a warning, no more.
@@ -150,19 +157,21 @@ class Supervisor:
     def __init__(
         self,
         events: Path,
-        logs: Path,
+        logs: Sequence[Path],
         limits: LimitSettings,
         record: Callable[[Event], None],
         interrupt: Any,
         outlives_engines: bool = False,
         recorder: Any = None,
         warn: Callable[[str], None] = print,
+        copy_logs: Callable[[], object] = lambda: None,
     ) -> None:
-        """`events` is the run's event log, `logs` Ray's log directory on this machine.
+        """`events` is the run's event log; `logs`: Ray's log directory here, and where logs of other nodes are copied.
 
         `record` writes an event to the run's record; `interrupt()` is called once, when there is a fault.
         `outlives_engines`: the run goes on for as long as one engine is left.
         `recorder`: the actor that writes the event log. `warn` tells the user what the record cannot take.
+        `copy_logs` brings copies of logs up to date.
         """
         self._outlives_engines = outlives_engines
         self.fault = ""
@@ -184,6 +193,7 @@ class Supervisor:
         self._lost = _LostEvents(recorder)
         self._told_lost = False
         self._warn = warn
+        self._copy_logs = copy_logs
         self._look_lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -290,9 +300,10 @@ class Supervisor:
         self._dead.add(actor.key)
         # No events come any more, so nothing can be said of a run that may go on well.
         self._blind |= actor.name == RECORDER
-        if CORE_FAILED in cause and (error := core_error(self._logs, actor.pid)):
+        self._copy_logs()
+        if CORE_FAILED in cause and (error := core_error(self._logs, actor.worker)):
             cause = f"{NOT_STARTED}: {error}"
-        tail = last_lines(self._logs, actor.pid)
+        tail = last_lines(self._logs, actor.worker)
         self._record(ProcessDied(actor.name, actor.pid, actor.node, cause, False, tail))
         where = f"(process {actor.pid} on {actor.node})"
         sentence = f"{actor.name} {where} died during {self._stage.doing}: {cause}"

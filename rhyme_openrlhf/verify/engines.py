@@ -36,7 +36,7 @@ from rhyme_openrlhf.engine.actor_parts.part import Part
 from rhyme_openrlhf.engine.calls import CheckedEngine
 from rhyme_openrlhf.engine.factory import EngineFactory, parts_of_checked
 from rhyme_openrlhf.engine.messages import Answer, Proof, Request
-from rhyme_openrlhf.run.process_logs import core_error
+from rhyme_openrlhf.run.process_logs import core_error_of_process
 from rhyme_openrlhf.run.resources import SPARE_CPUS
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings
@@ -287,7 +287,7 @@ class EnginePool:
         except VerifyError as error:
             # Ray's text of an actor that could not be made names its process.
             process = re.search(r"\bpid=(\d+)", str(error.__cause__))
-            found = core_error(self._logs, int(process[1])) if process else ""
+            found = core_error_of_process(self._logs, int(process[1])) if process else ""
             if not found:
                 raise
             raise VerifyError(f"an engine in {dtype} did not start: {found} (its log is in {self._logs})") from error

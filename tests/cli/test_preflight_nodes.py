@@ -12,6 +12,7 @@ import pytest
 
 from rhyme_openrlhf.cli import demo, preflight_gpus, upstream
 from rhyme_openrlhf.cli.preflight_gpus import NodeFacts, PreflightError
+from rhyme_openrlhf.platform.cluster import Node, Reply
 from rhyme_openrlhf.run import resources
 from tests import nvml
 
@@ -77,6 +78,11 @@ def test_a_node_that_does_not_answer_is_named(
         preflight_gpus.check_nodes(args, 0.001)
 
 
+def reply(node: NodeFacts, store: int = 0) -> Reply:
+    """The answer of a node with three GPUs and an object store of `store` bytes."""
+    return Reply(Node("ab", "10.0.0.7", 3, store, False), node, "", 0.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("node", "options", "words"),
     [
@@ -94,7 +100,7 @@ def test_memory_and_shared_memory_of_a_node_are_planned(
     node: NodeFacts, options: dict[str, str], words: str, args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args.weights.transport = options.get("transport", "auto")
-    monkeypatch.setattr(preflight_gpus, "_answers", lambda timeout_s: [("10.0.0.7", 3, node)])
+    monkeypatch.setattr(preflight_gpus, "_answers", lambda timeout_s: [reply(node)])
     if not words:
         assert preflight_gpus.check_nodes(args) == []
         return
@@ -105,3 +111,15 @@ def test_memory_and_shared_memory_of_a_node_are_planned(
 
 def test_this_machine_has_shared_memory() -> None:
     assert preflight_gpus.facts().shm == os.statvfs(resources.SHM).f_blocks * os.statvfs(resources.SHM).f_frsize
+
+
+def test_rays_object_store_counts_against_shared_memory(args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeFacts("", 80 * 2**30, 4 * 2**30)
+    args.weights.transport = "buffer"
+    for store, words in (
+        (2 * 2**30, []),
+        (2**42, ["Ray's object store may take 4,096.0 GiB of the 4.0 GiB of /dev/shm"]),
+    ):
+        monkeypatch.setattr(preflight_gpus, "_answers", lambda timeout_s, store=store: [reply(node, store)])
+        said = preflight_gpus.check_nodes(args)
+        assert [sentence.partition(", and the weight")[0].partition(": ")[2] for sentence in said] == words

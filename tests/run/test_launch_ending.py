@@ -38,6 +38,7 @@ PARTS = {
     "write_json": "write summary.json",
     "render": "print the summary",
     "jobs": "find the processes of engines of several ranks",
+    "others": "keep the logs of other nodes",
     "shutdown": "end Ray",
     "keep": "keep the logs of the run's processes",
 }
@@ -100,6 +101,7 @@ class Fixture:
             "_Figures": lambda run: SimpleNamespace(stop=self.part("figures", real=lambda: figures(run).stop())),
             "render": self.part("render", "the summary"),
             "_jobs": self.part("jobs", ["01"]),
+            "OtherNodes": lambda _: SimpleNamespace(copy=lambda _: False, copy_all=self.part("others")),
             "_keep_logs": self.part("keep"),
         }
         figures = launch._Figures
@@ -185,7 +187,7 @@ def test_a_start_that_fails_ends_what_was_started(
 def test_where_ray_is_gone_nothing_is_asked_of_it_and_the_record_has_the_end(fixture: Fixture) -> None:
     fixture.ray_is_gone = True
     assert launch._run(fixture.job, [], Ending(), launch._Started()) == 1
-    asked = {"workers", "write", "close", "jobs", "shutdown"}
+    asked = {"workers", "write", "close", "jobs", "others", "shutdown"}
     assert fixture.done == [part for part in PARTS if part not in asked]
     *_, last = read_events(fixture.run.events)
     assert isinstance(last.event, RunFinished) and last.event.message == "KeyError: 'no such answer'"

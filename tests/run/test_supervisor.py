@@ -115,7 +115,7 @@ class Watched:
         self.log = EventLog(folder / "events.jsonl")
         self.supervisor = Supervisor(
             folder / "events.jsonl",
-            session / "logs",
+            (session / "logs",),
             limits,
             self.events.append,
             self.interrupted.set,
@@ -217,7 +217,7 @@ def test_how_long_a_run_goes_on_after_a_death(
 ) -> None:
     """Long enough for a checkpoint where one can still be written, and no longer."""
     limits = LimitSettings(stage_s=10 * GRACE_SECONDS)
-    sut = Supervisor(tmp_path / "events.jsonl", tmp_path, limits, lambda _: None, print, outlives_engines)
+    sut = Supervisor(tmp_path / "events.jsonl", (tmp_path,), limits, lambda _: None, print, outlives_engines)
     engines = ["engine 0", "engine 1"] if name == "engine 0" else ["the last engine"]
     for engine in engines:
         sut.name(SimpleNamespace(_actor_id=engine.encode()), engine, engine=True)
@@ -296,7 +296,7 @@ def test_limits_go_on_with_events_that_a_full_disk_refuses(
     keeper = recorder_class().remote(str(tmp_path / "events.jsonl"))
     said: list[str] = []
     sut = Supervisor(
-        tmp_path / "events.jsonl", session / "logs", LimitSettings(), print, print, recorder=keeper, warn=said.append
+        tmp_path / "events.jsonl", (session / "logs",), LimitSettings(), print, print, recorder=keeper, warn=said.append
     )
     ray.get(keeper.fill_disk.remote())
     sut.start()
@@ -311,7 +311,7 @@ def test_limits_go_on_with_events_that_a_full_disk_refuses(
 
 def test_while_the_recorder_does_not_answer_no_limit_ends_a_run(session: Path, tmp_path: Path) -> None:
     keeper = recorder_class().remote(str(tmp_path / "events.jsonl"))
-    sut = Supervisor(tmp_path / "events.jsonl", session / "logs", LimitSettings(), print, print, recorder=keeper)
+    sut = Supervisor(tmp_path / "events.jsonl", (session / "logs",), LimitSettings(), print, print, recorder=keeper)
     ray.get(keeper.take_lost.remote())
     keeper.hang.remote(str(tmp_path / "goes on"))
     sut._observe_lost()
@@ -360,13 +360,14 @@ def test_every_name_for_users_is_of_a_class_that_runs() -> None:
     from openrlhf.trainer.ray.launcher import ReferenceModelActor, RewardModelActor
 
     from rhyme_openrlhf.run import reporting
+    from rhyme_openrlhf.run.node_logs import NodeLogs
     from rhyme_openrlhf.training import model_actors, trainer, trainer_async
     from rhyme_openrlhf.weights.node import NodeWeights
 
     classes = [
         model_actors.PolicyModelActor, model_actors.CriticModelActor, ReferenceModelActor, RewardModelActor,
         trainer.PPOTrainer, trainer_async.PPOTrainerAsync, trainer_async.TrainingActor,
-        trainer_async.GenerateSamplesActor, recorder.Recorder, NodeWeights, reporting.NodeProbe,
+        trainer_async.GenerateSamplesActor, recorder.Recorder, NodeWeights, reporting.NodeProbe, NodeLogs,
     ]  # fmt: skip
     assert {cls.__ray_metadata__.class_name for cls in classes} == set(NAMES)
 
