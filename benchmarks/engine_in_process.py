@@ -12,7 +12,7 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,11 @@ class PolicyDrafting(Drafting):
         """Return whether steps are timed: only a planner needs step times; a fixed length does not pay for them."""
         return self.source.planner is not None
 
-    def _drafts(self, decoding: Sequence[Any]) -> list[list[int]]:
+    def _asked(self, draft: Callable[..., Any], decoding: list[str], context: int) -> Any:
         if self._off:
             self.source.leave_out()
-            return [[]] * len(decoding)
-        return super()._drafts(decoding)
+            return None
+        return super()._asked(draft, decoding, context)
 
 
 class PolicyScheduler(EngineScheduler):

@@ -1,9 +1,11 @@
 """Are whole responses with drafts distributed like those without? Measured: a real engine, a fixed policy.
 
     python benchmarks/same_responses.py --rounds 10 --out same_responses.json
+    python benchmarks/same_responses.py --earlier 0.8      # drafts from an earlier run of another policy
 
 One engine of the embedded model at temperature 1 has two arms in turn: without drafts, and with drafts from earlier
-samples, siblings of the step and the sample's own text. Each round both arms answer every prompt with a whole prompt
+samples, siblings of the step and the sample's own text. With `--earlier`, the earlier samples are those of an earlier
+run, whose policy is this one at another temperature. Each round both arms answer every prompt with a whole prompt
 group of eight. Drafts may change only their time. `rhyme verify` tests a single place in a text by chi-square. This
 benchmark tests what training sees, over whole responses and whole prompt groups:
 
@@ -117,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--earlier", type=float, default=0.0, metavar="TEMPERATURE", help="draft from an earlier run")
     parser.add_argument("--out", type=Path, default=Path("same_responses.json"))
     chosen = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(embedded.MODEL)
@@ -126,11 +129,11 @@ def main() -> None:
     engine = RunningEngine(RhymeSettings(histospec=HistoSpecSettings()), "engine_in_process.PolicyScheduler")
     units: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
     checked: dict[str, list[tuple[list[int], Any]]] = {arm: [] for arm in ARMS}
-    before, drafted = {}, dict.fromkeys(ARMS, 0)
+    before, drafted, from_earlier = {}, dict.fromkeys(ARMS, 0), 0
     try:
         engine.scheduler("prepare", [1], [32], "")
         with tempfile.TemporaryDirectory() as folder:
-            histories(engine, prompts, Path(folder))
+            histories(engine, prompts, Path(folder), chosen.earlier)
         for turn in range(chosen.rounds):
             for arm in sorted(ARMS, reverse=bool(turn % 2)):
                 engine.scheduler("use", *ARMS[arm])
@@ -147,13 +150,19 @@ def main() -> None:
                     for _ in range(SAMPLES)
                 ]
                 found = engine.generate([prompt for prompt in prompts for _ in range(SAMPLES)], parameters)
-                drafted[arm] += engine.scheduler("read_counters")["accepted"] - before["accepted"]
+                after = engine.scheduler("read_counters")
+                drafted[arm] += after["accepted"] - before["accepted"]
+                from_earlier += after["accepted_earlier"] - before["accepted_earlier"]
                 for number, row in enumerate(rows):
                     group = found[number * SAMPLES : (number + 1) * SAMPLES]
                     units[arm].append(figures(group, str(row["label"]), tokenizer))
                     if len(checked[arm]) < CHECKED:
                         checked[arm].append((prompts[number], group[turn % SAMPLES]))
-            print(f"round {turn + 1} of {chosen.rounds}; accepted draft tokens {drafted}", flush=True)
+            print(
+                f"round {turn + 1} of {chosen.rounds}; accepted draft tokens {drafted}, {from_earlier} of them from an "
+                "earlier run",
+                flush=True,
+            )
             if turn:
                 print(table(units), flush=True)
     finally:
