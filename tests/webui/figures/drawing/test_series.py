@@ -9,7 +9,7 @@ import pytest
 
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.axes import MARKED_POINTS
-from rhyme_openrlhf.webui.figures.drawing.chart import Chart, Content, Curves
+from rhyme_openrlhf.webui.figures.drawing.chart import Chart, Content, Curves, Level
 from rhyme_openrlhf.webui.figures.drawing.series import Area, Band, Bars, Dots, Guide, Line, Series, Span
 from tests.webui.figure_rows import Options, traces
 
@@ -94,3 +94,16 @@ def test_a_band_lies_behind_its_line_and_within_the_axis() -> None:
 def test_there_are_no_ticks_between_steps(kind: Callable[..., Series], end: int, every: int | None) -> None:
     axis = chart(kind("a", [1, end], [1.0, 1.0])).layout.xaxis
     assert (axis.tickformat, axis.dtick) == (",d", every)
+
+
+def test_a_level_is_a_dotted_line_with_its_name() -> None:
+    layout = chart(Line("a", [1], [2.0]), level=Level(1.0, "as before")).layout
+    assert [(one.y0, one.y1, one.line.dash) for one in layout.shapes] == [(1, 1, "dot")]
+    assert [one.text for one in layout.annotations] == ["as before"]
+
+
+def test_bars_beside_each_other_are_no_stack_and_a_top_ends_the_axis() -> None:
+    pair = Bars("a", [1], [4.0]), Bars("b", [1], [4.0])
+    beside, stacked = chart(*pair, beside=True).layout, chart(*pair, top=10.0).layout
+    assert (beside.barmode, stacked.barmode) == ("group", "stack")
+    assert (list(beside.yaxis.range), list(stacked.yaxis.range)) == ([0, 6], [0, 10])
