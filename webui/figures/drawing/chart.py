@@ -83,8 +83,7 @@ class Chart:
         if content is None or not shown:
             return blank(description, _said(self.empty, rows))
         figure = blank(" ".join(filter(None, (description, content.facts, content.note))))
-        for place, one in shown:
-            figure.add_traces(one.traces(place))
+        figure.add_traces([trace for place, one in shown for trace in one.traces(place)])
         series = [one for _, one in shown]
         heights = self._heights(series)
         ends = [x.last if isinstance(x, Span) else x for one in series for x in one.x[-1:]]

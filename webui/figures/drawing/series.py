@@ -42,8 +42,9 @@ class Span(NamedTuple):
 class Series(ABC):
     """A named series of points.
 
-    `words`: the hover text of each point; without them, hovering shows all series at one x, each value by `value`
-    (plotly.js's template, such as "%{y:.2f} ms"). `steps`: the step that a click on each point opens.
+    `words`: the hover text of each point; without them, hovering shows all series at one x. `value`: plotly.js's
+    template of a point, such as "%{y:.2f} ms", or "%{text}, %{y:.2f} ms" with the words. `steps`: the step that a click
+    on each point opens.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Series(ABC):
     def _shared(self) -> dict[str, Any]:
         found: dict[str, Any] = {"x": self.x, "y": self.y, "name": plain(self.name)}
         if self.words:
-            found.update(text=[plain(one) for one in self.words], hovertemplate=WORDS_ALONE)
+            found.update(text=[plain(one) for one in self.words], hovertemplate=self.value or WORDS_ALONE)
         elif self.value:
             found["hovertemplate"] = self.value
         if self.steps:
@@ -129,9 +130,10 @@ class Line(Series):
         line: dict[str, Any] = {"color": color, "dash": palette.series_dash(place), "width": 2}
         if self.shape:
             line["shape"] = self.shape
-        marker = {"color": color, "symbol": palette.series_symbol(place), "size": 6}
-        mode = "lines+markers" if len(self.x) < self.marked else "lines"
-        style: dict[str, Any] = {"mode": mode, "line": line, "marker": marker, "connectgaps": False}
+        style: dict[str, Any] = {"mode": "lines", "line": line}
+        if len(self.x) < self.marked:
+            style["mode"] = "lines+markers"
+            style["marker"] = {"color": color, "symbol": palette.series_symbol(place), "size": 6}
         shared = self._shared()
         found = self.band.traces(color) if self.band else []
         if self.average is None:

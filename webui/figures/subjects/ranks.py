@@ -62,10 +62,9 @@ def _correlation(rows: Sequence[RankStabilityRow]) -> Content | None:
     known = [row for row in rows if row.correlation is not None]
     if not known:
         return None
-    words = [
-        f"epoch {row.epoch}: {row.correlation:.3f}, {text.counted(row.prompts, 'prompt')}" for row in known
-    ]  # fmt: skip
-    line = Line("Rank correlation", [row.epoch for row in known], [row.correlation for row in known], words)
+    words = [text.counted(row.prompts, "prompt") for row in known]
+    x, y = [row.epoch for row in known], [row.correlation for row in known]
+    line = Line("Rank correlation", x, y, words, "epoch %{x}: %{y:.3f}, %{text}<extra></extra>")
     last = known[-1]
     return Content([line], f"Epoch {last.epoch}: {text.number(last.correlation)} over {last.prompts} prompts.")
 

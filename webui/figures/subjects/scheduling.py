@@ -157,16 +157,16 @@ def _left_out(groups: Sequence[RankGroups]) -> str:
 def _predicted_length(groups: Sequence[RankGroups]) -> Content | None:
     by_group: dict[int, list[tuple[float, float, str]]] = defaultdict(list)
     for step, group, predicted, real in _points(groups):
-        words = f"Group {group + 1}, step {step}: predicted {predicted:,.0f}, real {real:,.0f} tokens"
-        by_group[group].append((predicted, real, words))
+        by_group[group].append((predicted, real, f"step {step}"))
     if not by_group:
         return None
     points = [point for of in by_group.values() for point in of]
     errors = [abs(predicted - real) / real for predicted, real, _ in points if real > 0]
     facts = [f"Predictions are off by {text.percent(fmean(errors))} on average."] if errors else []
     largest = max(max(predicted, real) for predicted, real, _ in points)
+    hover = "%{text}: predicted %{x:,.0f}, real %{y:,.0f} tokens"
     dots = [
-        Dots(f"Group {group + 1}", [x for x, _, _ in of], [y for _, y, _ in of], [words for *_, words in of])
+        Dots(f"Group {group + 1}", [x for x, _, _ in of], [y for _, y, _ in of], [words for *_, words in of], hover)
         for group, of in sorted(by_group.items())
     ]
     equal = Guide("Equal", [0, largest], [0, largest])
@@ -221,11 +221,9 @@ def _switch_seconds(rows: Sequence[Switch]) -> Content | None:
         return None
     dots = []
     for (before, after), shown in sorted(by_kind.items()):
-        words = [
-            f"{row.node}, step {row.step}: {text.counted(row.samples, 'sample')}, {row.seconds:.2f} s" for row in shown
-        ]
+        words = [f"{row.node}, step {row.step}: {text.counted(row.samples, 'sample')}" for row in shown]
         x, y = [row.step for row in shown], [row.seconds for row in shown]
-        dots.append(Dots(f"TP {before} to {after}", x, y, words))
+        dots.append(Dots(f"TP {before} to {after}", x, y, words, "%{text}, %{y:.2f} s<extra></extra>"))
     seconds = [row.seconds or 0.0 for shown in by_kind.values() for row in shown]
     return Content(dots, f"There were {text.number(len(seconds))}, {text.duration(fmean(seconds))} each on average.")
 

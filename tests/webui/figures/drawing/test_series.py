@@ -45,6 +45,8 @@ def test_words_are_shown_alone_and_values_together(kind: Callable[..., Series]) 
     worded, valued = chart(kind("a", [1], [2.0], ["two"])), chart(kind("a", [1], [2.0], value="%{y:.1f} s"))
     assert (worded.layout.hovermode, worded.data[0].hovertemplate) == ("closest", "%{text}<extra></extra>")
     assert (valued.layout.hovermode, valued.data[0].hovertemplate) == ("x unified", "%{y:.1f} s")
+    both = chart(kind("a", [1], [2.0], ["two"], "%{text}: %{y}"))
+    assert (both.layout.hovermode, both.data[0].hovertemplate) == ("closest", "%{text}: %{y}")
 
 
 @pytest.mark.parametrize(("points", "marked"), [(1, True), (MARKED_POINTS - 1, True), (MARKED_POINTS, False)])
