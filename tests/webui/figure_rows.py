@@ -8,7 +8,9 @@ from typing import Any
 from rhyme_openrlhf.api.read.curves import Curve
 from rhyme_openrlhf.api.read.timeline import Lane, LaneInterval
 from rhyme_openrlhf.api.store.record import Move, Switch
+from rhyme_openrlhf.webui.figures.drawing.chart import Curves
 from rhyme_openrlhf.webui.figures.drawing.timeline import StageSpan, StepMark, TimelineRows
+from rhyme_openrlhf.webui.figures.one_run import RUN_FIGURES
 
 # 2026-03-04 00:00:00 UTC.
 MIDNIGHT = 1_772_582_400.0
@@ -78,6 +80,17 @@ def move(source: int, destination: int, at: float, cause: str = "outlier_intra",
 def switch(at: float) -> Switch:
     """A machine goes from tensor-parallel size 1 to 2."""
     return Switch(time=MIDNIGHT + at, step=2, node="node-0", from_tp=1, to_tp=2, samples=3, seconds=0.8)
+
+
+def draw(name: str, rows: Any, options: Any = None) -> Any:
+    """The figure of a run with this name, drawn of `rows`."""
+    return RUN_FIGURES[name].draw(rows, options or Options())
+
+
+def curves(*shown: Curve, options: Any = None, **more: Any) -> Any:
+    """A chart of these curves."""
+    chart = Curves(description="d", empty="e", y="y", **more)
+    return chart.draw({one.name: one for one in shown}, options or Options())
 
 
 def traces(figure: Any) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS
 from rhyme_openrlhf.api.read.groups import Group, figures_of, groups_of
 from rhyme_openrlhf.api.read.run_values import METRIC, values_of
 from rhyme_openrlhf.api.store.bounds import UidText
-from rhyme_openrlhf.webui.figures.drawing.groups import of_groups
+from rhyme_openrlhf.webui.figures.drawing.comparison import of_groups
 from rhyme_openrlhf.webui.figures.drawing.parallel import Line, Place, parallel_coordinates
+from rhyme_openrlhf.webui.figures.run_figure import Window
 from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, RunsFigure
 from rhyme_openrlhf.webui.site import text
 
@@ -53,7 +54,7 @@ def mean_curves(session: Session, experiment_id: int, figure: RunsFigure, window
         shown = next((one for one in found if one.final.runs), found[0])
         assert shown.curve is not None
         drawn.append((group_name(groups.get(uid, NO_GROUP), names), shown.curve))
-    return of_groups(drawn, text.label(figure.curves[0]), figure.share)
+    return of_groups(drawn, Window(), text.label(figure.curves[0]), figure.share)
 
 
 def options_of(groups: Iterable[Group]) -> list[str]:

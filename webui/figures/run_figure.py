@@ -1,9 +1,10 @@
-"""A figure of a run: its query, its pure drawing function, its options, and the steps that it shows."""
+"""A figure of a run: its query, what it draws, its options, and the steps that it shows."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from plotly.graph_objects import Figure
@@ -16,6 +17,7 @@ from rhyme_openrlhf.api.read.smoothing import MOST_WEIGHT
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import Interval, Step
+from rhyme_openrlhf.webui.figures.drawing.chart import Chart, Curves
 
 # Default and largest number of steps whose single intervals and samples a figure shows.
 STEPS_SHOWN = 3
@@ -49,14 +51,38 @@ class StepsShown(BaseModel):
 
 
 @dataclass(frozen=True)
-class RunFigure:
-    """A figure of a run. `ask(session, run, options)` reads the rows; `draw(rows, options)` is pure."""
+class RunFigure(ABC):
+    """A figure of a run. `ask(session, run, options)` reads the rows."""
 
     name: str
     title: str
     ask: Callable[[Session, Run, Any], Any]
-    draw: Callable[[Any, Any], Figure]
-    options: type[BaseModel] = Window
+    options: type[BaseModel] = field(default=Window, kw_only=True)
+
+    @abstractmethod
+    def draw(self, rows: Any, options: Any) -> Figure:
+        """Draw the rows; pure."""
+
+
+@dataclass(frozen=True)
+class RunChart(Chart, RunFigure):
+    """A figure of a run that is a chart."""
+
+
+@dataclass(frozen=True)
+class RunCurves(Curves, RunFigure):
+    """A figure of a run that is a chart of its curves."""
+
+
+@dataclass(frozen=True)
+class RunDrawing(RunFigure):
+    """A figure of a run that is no chart, with its pure drawing function."""
+
+    drawing: Callable[[Any, Any], Figure]
+
+    def draw(self, rows: Any, options: Any) -> Figure:
+        """Draw the rows."""
+        return self.drawing(rows, options)
 
 
 def curves_of(*names: str) -> Callable[[Session, Run, Window], dict[str, Curve]]:

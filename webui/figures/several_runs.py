@@ -17,7 +17,7 @@ from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH
-from rhyme_openrlhf.webui.figures.drawing.base import has_values
+from rhyme_openrlhf.webui.figures.drawing.chart import has_values
 from rhyme_openrlhf.webui.figures.drawing.comparison import of_runs
 from rhyme_openrlhf.webui.figures.run_figure import Window
 from rhyme_openrlhf.webui.site import text

@@ -7,8 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.store.lookup import find_run
-from rhyme_openrlhf.webui.figures.drawing.learning import GROUPS, grouped
-from rhyme_openrlhf.webui.figures.queries.learning import metric_names
+from rhyme_openrlhf.webui.figures.subjects.metrics import GROUPS, grouped, metric_names
 from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep

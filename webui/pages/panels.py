@@ -15,7 +15,7 @@ from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.curves import curve_names
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH
-from rhyme_openrlhf.webui.figures.drawing.learning import MOST_CURVES
+from rhyme_openrlhf.webui.figures.subjects.metrics import MOST_CURVES
 from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep

@@ -12,7 +12,7 @@ from rhyme_openrlhf.api.launch.right_size import RightSizeView, advise
 from rhyme_openrlhf.api.read.log_files import newest_directory
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
-from rhyme_openrlhf.webui.figures.queries.scheduling import move_kinds
+from rhyme_openrlhf.webui.figures.subjects.scheduling import move_kinds
 from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
 

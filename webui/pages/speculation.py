@@ -12,8 +12,8 @@ from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.earlier_runs import earlier_runs_of
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.lookup import find_run
-from rhyme_openrlhf.webui.figures.queries.timeline import RANGES, RANGES_LENGTH
 from rhyme_openrlhf.webui.figures.run_figure import MOST_STEPS_SHOWN, STEPS_SHOWN, StepsShown, shown_steps
+from rhyme_openrlhf.webui.figures.subjects.timeline import RANGES, RANGES_LENGTH
 from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep

@@ -13,7 +13,7 @@ from rhyme_openrlhf.api.read.system import nodes_of
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.record import NODE_LENGTH
-from rhyme_openrlhf.webui.figures.queries.system import FIGURES
+from rhyme_openrlhf.webui.figures.subjects.system import FIGURES
 from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
 

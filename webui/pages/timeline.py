@@ -16,17 +16,16 @@ from rhyme_openrlhf.api.read.timeline import MAX_LANES
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.webui.figures.drawing import palette
-from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES
-from rhyme_openrlhf.webui.figures.drawing.engine_waits import answer, waits
+from rhyme_openrlhf.webui.figures.drawing.engine_waits import NAMES, answer, waits
 from rhyme_openrlhf.webui.figures.drawing.occupancy import LEVELS
-from rhyme_openrlhf.webui.figures.queries.timeline import (
+from rhyme_openrlhf.webui.figures.run_figure import newest_step
+from rhyme_openrlhf.webui.figures.subjects.timeline import (
     GRID_INTERVALS,
     LANE_INTERVALS,
     LANES,
     TimelineOptions,
     timeline_rows,
 )
-from rhyme_openrlhf.webui.figures.run_figure import newest_step
 from rhyme_openrlhf.webui.pages.rendering import PageDep, url_with
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.pages.tabs import CurveView

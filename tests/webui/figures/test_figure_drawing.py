@@ -7,9 +7,8 @@ import pytest
 from playwright.sync_api import expect
 
 from rhyme_openrlhf.api.read.curves import Curve
-from rhyme_openrlhf.webui.figures.drawing import base
-from rhyme_openrlhf.webui.figures.drawing.learning import reward
-from rhyme_openrlhf.webui.figures.run_figure import Window
+from rhyme_openrlhf.webui.figures.drawing.axes import MARKED_POINTS
+from tests.webui.figure_rows import draw
 
 # Draws each figure after the other into one place, and the last one into a new place. Gives how each was drawn, and
 # what stands in both places.
@@ -56,7 +55,7 @@ def mean_reward(steps: int, top: float = 0.8) -> str:
     mean = Curve("reward", x, [top if step == 20 else 0.3 + step % 7 / 50 for step in range(1, steps + 1)], steps)
     spread = Curve("group_reward_std", x, [0.1] * steps, steps)
     none = Curve("rollout_reward", [], [], 0)
-    figure = reward({"reward": mean, "rollout_reward": none, "group_reward_std": spread}, Window())
+    figure = draw("reward", {"reward": mean, "rollout_reward": none, "group_reward_std": spread})
     text: str = figure.to_json()
     return text
 
@@ -90,5 +89,5 @@ def test_the_frame_is_around_all_that_is_drawn() -> None:
 
 def test_few_points_have_no_frame() -> None:
     # Marks at their points need room beyond them.
-    assert '"framed"' not in mean_reward(base.MARKED_POINTS - 1)
-    assert '"framed"' in mean_reward(base.MARKED_POINTS)
+    assert '"framed"' not in mean_reward(MARKED_POINTS - 1)
+    assert '"framed"' in mean_reward(MARKED_POINTS)

@@ -25,8 +25,8 @@ from rhyme_openrlhf.telemetry import metrics
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import DraftGain, EngineStep, Event, OffPolicyness, SampleMoved
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.webui.figures.drawing.speculation import SOURCES
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
+from rhyme_openrlhf.webui.figures.subjects.speculation import SOURCES
 from rhyme_openrlhf.webui.site import text
 
 ROOT = Path(__file__).parents[3]

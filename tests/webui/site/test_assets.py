@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from rhyme_openrlhf.webui.figures import drawing
+from rhyme_openrlhf.webui import figures
 from rhyme_openrlhf.webui.site.assets import FOLDER, PLOTLY
 
 # Kinds of traces in plotly.js's basic bundle.
@@ -24,7 +24,7 @@ def test_the_bundle_is_of_the_version_that_the_package_draws_for() -> None:
 
 def test_the_bundle_draws_every_kind_of_trace_of_the_figures() -> None:
     used = set()
-    for file in Path(drawing.__file__).parent.glob("*.py"):
+    for file in Path(figures.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "go":
                 used.add(node.attr.lower())

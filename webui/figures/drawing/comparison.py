@@ -1,4 +1,4 @@
-"""Curves of several runs in one figure: each run keeps its colour and dash in every figure of the page."""
+"""Curves of several runs, or mean curves of groups of runs: each keeps its colour and dash in all figures of a page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from rhyme_openrlhf.api.read.curves import Curve
-from rhyme_openrlhf.webui.figures.drawing import palette
-from rhyme_openrlhf.webui.figures.drawing.base import OnAxis, blank, curve_traces, has_values, plain, x_axis, y_axis
+from rhyme_openrlhf.api.read.groups import MeanCurveView
+from rhyme_openrlhf.webui.figures.drawing.axes import OnAxis
+from rhyme_openrlhf.webui.figures.drawing.chart import Content, Curves
+from rhyme_openrlhf.webui.figures.drawing.series import Band, Line
 from rhyme_openrlhf.webui.site import text
 
 
@@ -17,29 +19,32 @@ def of_runs(runs: Sequence[tuple[str, Curve]], options: OnAxis, y_title: str, sh
 
     `share`: the values are shares from 0 to 1, written as percentages.
     """
-    drawn = [(index, name, curve) for index, (name, curve) in enumerate(runs) if has_values(curve)]
-    if not drawn:
-        return blank(f"{y_title} of several runs: no values.", "None of these runs has reported this.")
+    lines = [Line(name, curve.x, curve.values, average=curve.smooth, marked=2) for name, curve in runs]
+    return _compared(lines, options, y_title, share, "run", "")
+
+
+def of_groups(
+    groups: Sequence[tuple[str, MeanCurveView]], options: OnAxis, y_title: str, share: bool = False
+) -> go.Figure:
+    """Draw a line per group, with a band of one standard deviation over its runs."""
+    lines = []
+    for name, curve in groups:
+        names = f"{name}, mean - deviation", f"{name}, mean + deviation"
+        band = Band(curve.x, curve.low, curve.high, names) if max(curve.runs, default=0) > 1 else None
+        lines.append(Line(name, curve.x, curve.mean, band=band, marked=2))
+    return _compared(lines, options, y_title, share, "group", ", mean and deviation over runs")
+
+
+def _compared(lines: Sequence[Line], options: OnAxis, y_title: str, share: bool, what: str, further: str) -> go.Figure:
     write = text.percent if share else text.number
-    last = [f"{name} ends at {write(_last(curve))}" for _, name, curve in drawn]
-    missing = [name for name, curve in runs if not has_values(curve)]
-    description = f"{y_title} of {text.counted(len(drawn), 'run')}: {', '.join(last)}."
+    last = [(line.name, next((y for y in reversed(line.y) if y is not None), None)) for line in lines]
+    ends = [f"{name} ends at {write(value)}" for name, value in last if value is not None]
+    missing = [name for name, value in last if value is None]
+    facts = f"{y_title} of {text.counted(len(ends), what)}{further}: {', '.join(ends)}."
     if missing:
-        description += f" Without values: {', '.join(missing)}."
-    figure = blank(description)
-    for index, name, curve in drawn:
-        # A single point needs a marker, because it makes no line.
-        mode = "lines+markers" if len(curve.x) == 1 else "lines"
-        line = {"color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2}
-        figure.add_traces(curve_traces(curve, plain(name), mode, line))
-    figure.update_layout(
-        xaxis=x_axis(options.axis, max(curve.x[-1] for _, _, curve in drawn)),
-        yaxis=y_axis(plain(y_title), options.scale, [value for _, _, curve in drawn for value in curve.values], share),
-        showlegend=True,
-        hovermode="x unified",
-    )
-    return figure
-
-
-def _last(curve: Curve) -> float | None:
-    return next((value for value in reversed(curve.values) if value is not None), None)
+        facts += f" Without values: {', '.join(missing)}."
+    return Curves(
+        content=lambda _: Content(lines, facts), y=y_title, share=share, legend=True, grows=False,
+        description="" if ends else f"{y_title} of several {what}s: no values.",
+        empty="None of these runs has reported this.",
+    ).draw(None, options)  # fmt: skip

@@ -12,10 +12,28 @@ from dataclasses import dataclass
 
 from rhyme_openrlhf.api.read.timeline import Lane, LaneInterval
 from rhyme_openrlhf.telemetry.metrics import UNEXPLAINED
-from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES, WAITS
 from rhyme_openrlhf.webui.site import text
 
 GENERATE = "generate"
+# The state of an engine with nothing to run, as the end of a sentence "... mostly".
+WAITS: dict[str, str] = {
+    "tail": "waiting for the others' tail",
+    "weights": "waiting for its first request",
+    "sync": "loading weights",
+    "switch": "changing its layout",
+    "trainer": "waiting for the trainer",
+    "unexplained": "without a reported cause",
+}
+# The same states as names in a legend.
+NAMES: dict[str, str] = {
+    "generate": "Generating",
+    "tail": "Others' tail",
+    "weights": "First request",
+    "sync": "Loading weights",
+    "switch": "Changing layout",
+    "trainer": "Waiting for trainer",
+    "unexplained": "No cause given",
+}
 # Waits less than this apart count as one wait, because engines record their states one after the other.
 TOGETHER_SECONDS = 0.001
 # Number of causes that a sentence names; the others are small.

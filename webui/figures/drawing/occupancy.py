@@ -13,8 +13,9 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.read.timeline import Lane
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import blank
-from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES
-from rhyme_openrlhf.webui.figures.drawing.engine_waits import GENERATE, answer, lane_state, waits
+from rhyme_openrlhf.webui.figures.drawing.chart import Content
+from rhyme_openrlhf.webui.figures.drawing.engine_waits import GENERATE, NAMES, answer, lane_state, waits
+from rhyme_openrlhf.webui.figures.drawing.series import Area, row_bars
 from rhyme_openrlhf.webui.figures.drawing.timeline import MANY_LANES, NOTHING, TimelineRows, reported
 from rhyme_openrlhf.webui.site import text
 
@@ -48,24 +49,17 @@ def heat(rows: TimelineRows, options: object) -> go.Figure:
         for level, first, last in _runs(waiting_shares(lane, begin, width)):
             runs[level].append((place, first, last))
     for (name, _, color), of_level in zip(LEVELS, runs, strict=True):
-        figure.add_trace(
-            go.Bar(
-                orientation="h",
-                y=[place for place, *_ in of_level],
-                base=[round(first * width, 3) for _, first, _ in of_level],
-                x=[round((last - first + 1) * width, 3) for _, first, last in of_level],
-                width=1.0,
-                name=name,
-                text=[
-                    f"Engine {found[place].engine}: {name.lower()}<br>"
-                    f"{text.duration((last - first + 1) * width)} from {text.clock(begin + first * width)}"
-                    for place, first, last in of_level
-                ],
-                textposition="none",
-                hovertemplate="%{text}<extra></extra>",
-                marker={"color": color, "line": {"width": 0}},
+        bars = [
+            (
+                place,
+                round(first * width, 3),
+                round((last - first + 1) * width, 3),
+                f"Engine {found[place].engine}: {name.lower()}<br>"
+                f"{text.duration((last - first + 1) * width)} from {text.clock(begin + first * width)}",
             )
-        )
+            for place, first, last in of_level
+        ]
+        figure.add_trace(row_bars(name, bars, {"color": color}, height=1.0))
     figure.update_layout(
         barmode="overlay",
         bargap=0,
@@ -111,41 +105,26 @@ def _runs(shares: Sequence[float | None]) -> list[tuple[int, int, int]]:
     return found
 
 
-def states(rows: TimelineRows, options: object) -> go.Figure:
-    """Draw how many engines are in which state, over time."""
+def states(rows: TimelineRows) -> Content | None:
+    """Return how many engines are in which state, over time."""
     found = [lane for lane in rows.lanes if lane.intervals]
-    title = "How many of the engines shown generate, or wait for which cause, over time."
     if not found:
-        return blank(title, NOTHING)
+        return None
     begin, width = _grid(found)
-    figure = blank(" ".join([title, *answer(waits(found), rows.first, rows.last, rows.engines)]))
     seconds: dict[str, list[float]] = {}
     for lane in found:
         for one in lane.intervals:
             of_state = seconds.setdefault(lane_state(one), [0.0] * BINS)
             for index, part in _parts(one.start, one.end, begin, width):
                 of_state[index] += part
-    for state, color in palette.LANES.items():
-        if state in seconds:
-            figure.add_trace(
-                go.Scatter(
-                    x=[round(i * width, 3) for i in range(BINS)],
-                    y=[round(value / width, 3) for value in seconds[state]],
-                    name=NAMES[state],
-                    stackgroup="engines",
-                    line={"width": 0, "color": color, "shape": "hv"},
-                    fillcolor=color,
-                    mode="lines",
-                    hovertemplate="%{y:.1f}",
-                )
-            )
-    figure.update_layout(
-        xaxis={"title": {"text": f"Seconds since {text.moment(begin)}"}},
-        yaxis={"title": {"text": "Engines"}, "rangemode": "tozero"},
-        showlegend=True,
-        hovermode="x unified",
-    )
-    return figure
+    x = [round(i * width, 3) for i in range(BINS)]
+    areas = [
+        Area(NAMES[state], x, [round(value / width, 3) for value in seconds[state]], (), "%{y:.1f}", color, shape="hv")
+        for state, color in palette.LANES.items()
+        if state in seconds
+    ]
+    facts = " ".join(answer(waits(found), rows.first, rows.last, rows.engines))
+    return Content(areas, facts, x=f"Seconds since {text.moment(begin)}")
 
 
 def _grid(found: Sequence[Lane]) -> tuple[float, float]:

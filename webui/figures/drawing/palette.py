@@ -63,6 +63,11 @@ def series_dash(index: int) -> str:
     return DASHES[index % len(DASHES)]
 
 
+def series_symbol(index: int) -> str:
+    """Return the symbol of the `index`-th series."""
+    return SYMBOLS[index % len(SYMBOLS)]
+
+
 def svg_dash(index: int) -> str:
     """Return the dash of the `index`-th series as SVG writes it."""
     return _SVG_DASHES[index % len(_SVG_DASHES)]

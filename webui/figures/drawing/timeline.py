@@ -13,8 +13,8 @@ from rhyme_openrlhf.api.read.timeline import Lane, LaneInterval
 from rhyme_openrlhf.api.store.record import Move, Switch
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import blank, plain
-from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES
-from rhyme_openrlhf.webui.figures.drawing.engine_waits import answer, lane_state, waits
+from rhyme_openrlhf.webui.figures.drawing.engine_waits import NAMES, answer, lane_state, waits
+from rhyme_openrlhf.webui.figures.drawing.series import row_bars
 from rhyme_openrlhf.webui.site import text
 
 NOTHING = (
@@ -89,6 +89,10 @@ class _Rows:
     layout: int | None
     begin: float
 
+    def bar(self, row: int, start: float, end: float, words: str) -> tuple[int, float, float, str]:
+        """Return a bar of a row from its ends in unix seconds."""
+        return row, round(start - self.begin, 4), round(end - start, 4), words
+
 
 def reported(found: Sequence[Lane]) -> tuple[float, float]:
     """Return the start of the first and the end of the last interval of these lanes (unix seconds).
@@ -160,8 +164,8 @@ def _place(rows: TimelineRows, found: Sequence[Lane]) -> _Rows:
 def _add_state(figure: go.Figure, found: Sequence[Lane], places: _Rows, state: str, color: str) -> None:
     shown = [(places.engines[lane.engine], one) for lane in found for one in lane.intervals if lane_state(one) == state]
     if shown:
-        bars = [(place, one.start, one.end, _interval_text(one, state)) for place, one in shown]
-        figure.add_trace(_bars(bars, NAMES[state], {"color": color, "line": {"width": 0}}, places.begin))
+        bars = [places.bar(place, one.start, one.end, _interval_text(one, state)) for place, one in shown]
+        figure.add_trace(row_bars(NAMES[state], bars, {"color": color}))
 
 
 def _interval_text(one: LaneInterval, state: str) -> str:
@@ -174,22 +178,6 @@ def _when(start: float, end: float) -> str:
     return f"{text.duration(end - start)} from {text.clock(start)}"
 
 
-def _bars(bars: Sequence[tuple[int, float, float, str]], name: str, marker: dict[str, Any], begin: float) -> go.Bar:
-    """Return horizontal bars from (row, start, end, hover text)."""
-    return go.Bar(
-        orientation="h",
-        y=[place for place, *_ in bars],
-        base=[round(start - begin, 4) for _, start, _, _ in bars],
-        x=[round(end - start, 4) for _, start, end, _ in bars],
-        width=LANE_HEIGHT,
-        name=name,
-        text=[words for *_, words in bars],
-        textposition="none",
-        hovertemplate="%{text}<extra></extra>",
-        marker=marker,
-    )
-
-
 def _add_stages(figure: go.Figure, stages: Sequence[StageSpan], places: _Rows) -> None:
     by_stage: dict[str, list[StageSpan]] = defaultdict(list)
     for one in stages:
@@ -198,7 +186,7 @@ def _add_stages(figure: go.Figure, stages: Sequence[StageSpan], places: _Rows) -
         if stage not in by_stage or places.trainer is None:
             continue
         bars = [
-            (
+            places.bar(
                 places.trainer,
                 one.start,
                 one.end,
@@ -207,8 +195,7 @@ def _add_stages(figure: go.Figure, stages: Sequence[StageSpan], places: _Rows) -
             for one in by_stage[stage]
         ]
         pattern = {"shape": palette.STAGES.get(stage, "|"), "size": 6, "solidity": 0.35}
-        marker = {"color": palette.STAGE, "line": {"width": 0}, "pattern": pattern}
-        figure.add_trace(_bars(bars, f"Trainer: {plain(stage)}", marker, places.begin))
+        figure.add_trace(row_bars(f"Trainer: {stage}", bars, {"color": palette.STAGE, "pattern": pattern}))
 
 
 def _add_versions(figure: go.Figure, found: Sequence[Lane], places: _Rows) -> None:

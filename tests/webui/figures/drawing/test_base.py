@@ -11,11 +11,12 @@ import pytest
 
 from rhyme_openrlhf.api.read.curves import Axis
 from rhyme_openrlhf.api.read.system import MachineSample
-from rhyme_openrlhf.webui.figures.drawing import system, timeline
-from rhyme_openrlhf.webui.figures.drawing.base import blank, figure_json, lines, plain, x_axis
+from rhyme_openrlhf.webui.figures.drawing import timeline
+from rhyme_openrlhf.webui.figures.drawing.axes import x_axis
+from rhyme_openrlhf.webui.figures.drawing.base import blank, figure_json, plain
 from rhyme_openrlhf.webui.figures.drawing.parallel import Line, Place, parallel_coordinates
 from rhyme_openrlhf.webui.figures.run_figure import Window
-from tests.webui.figure_rows import curve, move, rows
+from tests.webui.figure_rows import curve, curves, draw, move, rows
 
 LINK = '<a href="https://example.org">x</a> %{y}'
 SHOWN = '&lt;a href="https://example.org"&gt;x&lt;/a&gt; &#37;{y}'
@@ -51,8 +52,8 @@ def test_what_is_plain_already_stays() -> None:
 
 
 NAMED: list[Callable[[], str]] = [
-    lambda: lines([curve("<b>&lt;", 1.0)], Window(), "y", "d", "e").data[0].name,
-    lambda: system.cpu([MachineSample("<b>&lt;", 60.0, 0.5, 1, 2)], None).data[0].name,
+    lambda: curves(curve("<b>&lt;", 1.0)).data[0].name,
+    lambda: draw("system-cpu", [MachineSample("<b>&lt;", 60.0, 0.5, 1, 2)]).data[0].name,
     lambda: timeline.lanes(rows(moves=[move(3, 0, 5, sample="<b>&lt;")]), None).data[-1].text[0],
     lambda: parallel_coordinates(["<b>&lt;", "y"], [Line("x", (Place(1, "1"), Place(2, "2")))]).data[0].text[0],
     lambda: parallel_coordinates(["x", "y"], [Line("<b>&lt;", (Place(1, "1"), Place(2, "2")))]).data[0].text[0],
@@ -67,7 +68,7 @@ def test_names_read_as_they_were_written(written: Callable[[], str]) -> None:
 def test_a_moving_average_is_drawn_over_its_faint_curve() -> None:
     raw = curve("reward", 0.0, 1.0, 0.5)
     shown = [replace(raw, smooth=curve("reward", 0.0, 0.5, 0.5)), curve("rollout_reward", 0.2, 0.3, 0.4)]
-    figure = lines(shown, Window(smooth=0.9), "Reward", "Rewards.", "none")
+    figure = curves(*shown, options=Window(smooth=0.9))
     faint, average, other = figure.data
     assert faint.opacity < 1 and faint.showlegend is False and list(faint.y) == [0.0, 1.0, 0.5]
     assert average.opacity is None and list(average.y) == [0.0, 0.5, 0.5]

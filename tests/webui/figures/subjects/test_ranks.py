@@ -3,14 +3,13 @@
 import pytest
 
 from rhyme_openrlhf.api.store.record import RankStabilityRow
-from rhyme_openrlhf.webui.figures.drawing import ranks
-from rhyme_openrlhf.webui.figures.drawing.ranks import RankShares
-from tests.webui.figure_rows import traces
+from rhyme_openrlhf.webui.figures.subjects.ranks import RANK_SHARES, RankShares
+from tests.webui.figure_rows import draw, traces
 
 
 def test_stability_leaves_out_epochs_without_a_correlation() -> None:
     rows = [RankStabilityRow(epoch=e, correlation=c, prompts=12) for e, c in ((2, None), (3, 0.5), (4, 0.75))]
-    figure = ranks.stability(rows, None)
+    figure = draw("rank_stability", rows)
     assert list(figure.data[0].x) == [3, 4] and "Epoch 4: 0.750 over 12 prompts" in figure.layout.meta["description"]
     assert figure.layout.yaxis.range[0] == 0
 
@@ -20,9 +19,9 @@ def test_the_four_shares_are_stacked_and_the_nearly_right_ones_marked() -> None:
         RankShares(2),  # an older writer's
         RankShares(3, 8, 96, accurate=0.7, near_boundary=0.2, not_last=0.2, within_reach=0.06, migrated=0.04),
     ]
-    figure = ranks.rank_shares(rows, None)
+    figure = draw("rank_shares", rows)
     drawn = traces(figure)
-    bars = [drawn[name] for _, name, _ in ranks.RANK_SHARES]
+    bars = [drawn[name] for _, name, _ in RANK_SHARES]
     assert all(list(bar.x) == [3] for bar in bars) and sum(bar.y[0] for bar in bars) == pytest.approx(1.0)
     assert drawn["Right or just above"].y[0] == pytest.approx(0.9)
     assert "Epoch 3, 8 groups: same group or lower 70.0%" in figure.layout.meta["description"]

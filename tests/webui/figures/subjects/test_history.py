@@ -1,8 +1,7 @@
 """The draft history: what engines found, where indexes are, what they take."""
 
 from rhyme_openrlhf.telemetry.events import HistoryState
-from rhyme_openrlhf.webui.figures.drawing import history
-from tests.webui.figure_rows import traces
+from tests.webui.figure_rows import draw, traces
 
 MIB = 1024**2
 STATES = [
@@ -13,7 +12,7 @@ STATES = [
 
 
 def test_answers_are_shares_of_a_steps_questions() -> None:
-    figure = history.answers(STATES, None)
+    figure = draw("history_answers", STATES)
     drawn = traces(figure)
     assert list(drawn["No history yet"].x) == [1, 2] and list(drawn["No history yet"].y) == [1.0, 0.3]
     assert list(drawn["In memory"].y) == [0.0, 0.6]
@@ -22,11 +21,11 @@ def test_answers_are_shares_of_a_steps_questions() -> None:
 
 
 def test_workers_are_added_up_and_one_that_is_late_counts_with_what_it_last_said() -> None:
-    drawn = traces(history.prompts(STATES, None))
+    drawn = traces(draw("history_prompts", STATES))
     assert list(drawn["Known"].y) == [16, 18] and list(drawn["Index on disk only"].y) == [2, 3]
 
 
 def test_room_is_written_in_the_unit_that_suits_it() -> None:
-    figure = history.memory(STATES, None)
+    figure = draw("history_memory", STATES)
     assert list(traces(figure)["In memory"].y) == [4.0, 5.0] and figure.layout.yaxis.title.text == "MiB"
     assert "in memory 5, on disk 2 (MiB)" in figure.layout.meta["description"]

@@ -1,4 +1,4 @@
-"""Queries of the bubble timeline and the bubble fraction."""
+"""Figures of the shown steps: each engine over time, and overviews of many engines."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pydantic import Field, field_validator
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.read.step_buckets import bubble_buckets
 from rhyme_openrlhf.api.read.timeline import MAX_LANES, Lane, timeline
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import Move, RawEvent, Step, Switch, of_kinds
-from rhyme_openrlhf.webui.figures.drawing import bubbles, occupancy
+from rhyme_openrlhf.webui.figures.drawing import occupancy
 from rhyme_openrlhf.webui.figures.drawing import timeline as drawing
-from rhyme_openrlhf.webui.figures.drawing.bubbles import StepBucket
 from rhyme_openrlhf.webui.figures.drawing.timeline import StageSpan, StepMark, TimelineRows
-from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window, shown_steps
+from rhyme_openrlhf.webui.figures.run_figure import RunChart, RunDrawing, RunFigure, StepsShown, shown_steps
 
 # Rectangles that a browser draws without a noticeable delay; overviews of many engines combine more of them.
 LANE_INTERVALS = 5000
@@ -173,24 +171,12 @@ def _grid_rows(session: Session, run: Run, options: TimelineOptions) -> Timeline
     return timeline_rows(session, run, options, GRID_INTERVALS)
 
 
-def _buckets(session: Session, run: Run, window: Window) -> list[StepBucket]:
-    found = bubble_buckets(session, run, window.from_step, window.to_step, MOST_BARS)
-    begin = session.scalar(select(func.min(Step.started_at)).where(Step.run_id == run.id))
-    return [
-        StepBucket(
-            one.first,
-            one.last,
-            None if one.ended_at is None or begin is None else one.ended_at - begin,
-            one.engine_seconds,
-            {name.removeprefix("bubble_"): seconds for name, seconds in one.bubbles.items()},
-        )
-        for one in found
-    ]
-
-
 FIGURES: tuple[RunFigure, ...] = (
-    RunFigure("timeline", "Engines over time", timeline_rows, drawing.lanes, TimelineOptions),
-    RunFigure("timeline_heat", "Where engines wait", _grid_rows, occupancy.heat, TimelineOptions),
-    RunFigure("timeline_states", "Engines by state", _grid_rows, occupancy.states, TimelineOptions),
-    RunFigure("bubbles", "Bubble fraction by cause", _buckets, bubbles.fraction),
-)
+    RunDrawing("timeline", "Engines over time", timeline_rows, drawing.lanes, options=TimelineOptions),
+    RunDrawing("timeline_heat", "Where engines wait", _grid_rows, occupancy.heat, options=TimelineOptions),
+    RunChart(
+        "timeline_states", "Engines by state", _grid_rows, content=occupancy.states, counted="other", y="Engines",
+        legend=True, empty=drawing.NOTHING, options=TimelineOptions,
+        description="How many of the engines shown generate, or wait for which cause, over time.",
+    ),
+)  # fmt: skip
