@@ -12,8 +12,8 @@ has another seed, and differs from it in one more thing:
 - `further`: it begins with a model that other prompts have trained for four steps.
 - `half new`: half of its prompts are others.
 
-Each is replayed (replay.py) without and with `base`, with an index of the last rollout or of the last two; and its
-evaluations of twelve other problems, each with the one before.
+Each is replayed (replay.py) without and with `base`, with an index of the last rollout or of the last two. Its
+evaluations of twelve other problems are replayed too, each with the one before.
 """
 
 from __future__ import annotations

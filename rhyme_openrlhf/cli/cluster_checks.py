@@ -10,14 +10,14 @@ from rhyme_openrlhf.cli.node_report import OWN_VARIABLES, NodeReport
 from rhyme_openrlhf.platform.cluster import Reply
 from rhyme_openrlhf.run.resources import SHM_BYTES, memory
 
-# Clocks of nodes may differ so much; a report's own way takes longer than the difference that it can show.
+# The largest difference of nodes' clocks that is no fault; a report's own way takes longer than what it can show.
 CLOCK_SECONDS = 2.0
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run wants of the nodes; empty without the options of one.
+    """Requirements of a run for its nodes; empty without the options of one.
 
     `shm`: bytes of the weight buffer. `read`, `shared`: paths, each with the flag that names it; those of `shared`
     are written, and must be the same directory everywhere. `control_url`: "" for none.

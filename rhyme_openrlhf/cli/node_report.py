@@ -1,4 +1,4 @@
-"""What each node of a cluster says of itself for `rhyme doctor --cluster`: gathered there, as far as it can be.
+"""A node's report on itself for `rhyme doctor --cluster`, gathered there, as far as it can be.
 
 `report` runs on the node. Nothing is changed there, and an unavailable fact is an empty one.
 """

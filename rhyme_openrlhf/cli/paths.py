@@ -80,7 +80,7 @@ def _read(value: str, kind: str) -> str:
         return _one(value)
     parts = [part.strip().partition("@" if kind == WITH_PART else "\0") for part in value.split(",")]
     found = [(_one(path), at + rest) for path, at, rest in parts]
-    # Whoever reads them would split an absolute path, too.
+    # Their reader would split an absolute path, too.
     if any(set("@,") & set(path) for path, _ in found):
         return value
     return ",".join(path + rest for path, rest in found)
