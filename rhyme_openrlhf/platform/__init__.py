@@ -20,9 +20,7 @@ from __future__ import annotations
 import functools
 import os
 
-
-class PlatformError(RuntimeError):
-    """A machine or cluster that does not suit a command; the message is one sentence."""
+from rhyme_openrlhf.platform.error import PlatformError
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.engine_errors import first_line, last_line
-from rhyme_openrlhf.platform import PlatformError
+from rhyme_openrlhf.platform.error import PlatformError
 
 CONNECT_SECONDS = 10.0
 # A worker starts and imports torch from a shared disk.

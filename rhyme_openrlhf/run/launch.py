@@ -54,7 +54,7 @@ from rhyme_openrlhf.telemetry.recorder import Recorder
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
 from rhyme_openrlhf.telemetry.summary import UNFINISHED, RunState, RunSummary, render
-from rhyme_openrlhf.training.failure import Interrupted, unmasked_interruptions
+from rhyme_openrlhf.training.failure import Interrupted, is_out_of_reach, unmasked_interruptions
 from rhyme_openrlhf.training.resume import prepare
 
 SOURCE = "driver"
@@ -69,6 +69,8 @@ RECORDER_NAME = "recorder"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
 RECORDER_TIMEOUT_SECONDS = 30
 RAY_ANSWERS_SECONDS = 5.0
+# Ray finds a node lost that has not answered five times, 3 s apart.
+LOST_NODE_SECONDS = 40.0
 
 
 class LaunchError(Exception):
@@ -211,7 +213,7 @@ def _run(job: _Job, notes: list[str], ending: Ending, started: _Started) -> int:
     if isinstance(failure, LaunchError):
         outcome = Outcome("failed", str(failure), 1)
     elif failure is not None:
-        outcome = outcome_of(failure, termination.requested, partial(_fault, started.supervisor, ending))
+        outcome = outcome_of(failure, termination.requested, partial(_fault, started.supervisor, ending, failure))
         text = "".join(traceback.format_exception(failure))
         if outcome.status == "failed":
             ending.part("write driver-error.log", lambda: (run.logs / "driver-error.log").write_text(text))
@@ -248,11 +250,12 @@ def _start(job: _Job, notes: list[str], started: _Started, termination: Terminat
     return supervisor, services
 
 
-def _fault(supervisor: Supervisor | None, ending: Ending) -> str:
+def _fault(supervisor: Supervisor | None, ending: Ending, failure: BaseException) -> str:
     """Return the supervisor's explanation of a failure, or ""; it asks Ray, which may be what failed."""
     if supervisor is None:
         return ""
-    return supervisor.fault or ending.part("look for processes that died", supervisor.explain) or ""
+    explain = partial(supervisor.explain, LOST_NODE_SECONDS if is_out_of_reach(failure) else 0.0)
+    return supervisor.fault or ending.part("look for processes that died", explain) or ""
 
 
 def _start_supervisor(

@@ -213,8 +213,17 @@ class Supervisor:
         """Stop watching: the run has ended, and processes that die from now on died of that."""
         self._stop.set()
 
-    def explain(self) -> str:
-        """After the run failed: the first death, which explains it, in one sentence, or ""."""
+    def explain(self, wait_s: float = 0.0) -> str:
+        """After the run failed: the first death, which explains it, in one sentence, or "".
+
+        Wait for one up to `wait_s`, because Ray notices a lost node some time after its actors cannot be reached.
+        """
+        end = time.monotonic() + wait_s
+        while not (found := self._first_death()) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def _first_death(self) -> str:
         self._look()
         # What fails soon after such a death failed of that; what fails later did not.
         recent = [death for death in self._outlived if time.monotonic() - death.at < GRACE_SECONDS]

@@ -62,6 +62,11 @@ def is_stop_request(error: BaseException) -> bool:
     return isinstance(_innermost(error), StopRequested)
 
 
+def is_out_of_reach(error: BaseException) -> bool:
+    """Return whether an actor was not reached, whose node may be lost: Ray does not know yet."""
+    return isinstance(_innermost(error), ray.exceptions.ActorUnavailableError)
+
+
 def _innermost(error: BaseException) -> BaseException:
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None and cause.cause is not cause:

@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("openrlhf")
 
+from ray import exceptions
+
 from rhyme_openrlhf.run import launch
 from rhyme_openrlhf.run.ending import Ending
 from rhyme_openrlhf.run.termination import Termination
@@ -182,6 +184,24 @@ def test_a_start_that_fails_ends_what_was_started(
     assert launch._run(fixture.job, [], Ending(), launch._Started()) == 1
     assert "rhyme train: failed: ConnectionError: no Ray at this address" in capsys.readouterr().err
     assert "shutdown" in fixture.done
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [(exceptions.ActorUnavailableError("Socket closed", b"a" * 16), True), (KeyError("no such answer"), False)],
+)
+def test_a_node_that_is_out_of_reach_is_waited_for_until_ray_says_that_it_is_lost(
+    error: BaseException, waits: bool
+) -> None:
+    waited: list[float] = []
+
+    def explain(wait_s: float) -> str:
+        waited.append(wait_s)
+        return "its node is gone"
+
+    supervisor: Any = SimpleNamespace(fault="", explain=explain)
+    assert launch._fault(supervisor, Ending(), error) == "its node is gone"
+    assert waited == [launch.LOST_NODE_SECONDS if waits else 0.0]
 
 
 def test_where_ray_is_gone_nothing_is_asked_of_it_and_the_record_has_the_end(fixture: Fixture) -> None:

@@ -200,6 +200,17 @@ def test_without_the_policy_the_run_ends_at_once(watched: Watched) -> None:
     assert watched.deaths("policy actor") and watched.supervisor.fault
 
 
+def test_a_death_that_ray_notices_late_explains_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sut = Supervisor(tmp_path / "events.jsonl", (tmp_path,), LimitSettings(), lambda _: None, print)
+    lost = ActorRow("ab", "policy actor", 7, "10.0.0.7", False, 0, "its node is gone")
+    looks = [[], [], [lost]]
+    monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "read_actors", lambda names: looks.pop(0))
+    assert sut.explain() == ""
+    said = sut.explain(NOTICED_WITHIN_S)
+    assert said.startswith("policy actor (process 7 on 10.0.0.7) died during ") and said.endswith("its node is gone")
+
+
 @pytest.mark.parametrize(
     ("name", "outlives_engines", "ended_after"),
     [
