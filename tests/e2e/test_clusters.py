@@ -182,7 +182,7 @@ def test_a_control_plane_on_another_machine_starts_runs_on_a_cluster(cluster: Cl
     cluster.runs("start", "--name", "trial", "-f", "--", "rhyme", "train", *options)
     (run,) = json.loads(cluster.runs("list", "--json"))["items"]
     assert run["status"] == "succeeded", cluster.output()
-    # Each process's own log, whichever node it ran on.
+    # Each process's own log, from both nodes.
     (directory,) = [path.parent for path in shared.glob("**/events.jsonl")]
     said = "".join(path.read_text(errors="replace") for path in directory.glob("logs/worker-*"))
     assert len(re.findall(":actor_name:RhymePolicyModelActor", said)) >= 2 * 2
