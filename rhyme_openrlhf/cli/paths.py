@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from rhyme_openrlhf.job_variables import has_working_directory
+from rhyme_openrlhf.platform.job_variables import has_working_directory
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.settings.redaction import KINDS
 

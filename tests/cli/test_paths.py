@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rhyme_openrlhf.job_variables import JOB_CONFIG
 
 from rhyme_openrlhf.cli import paths, train_arguments, upstream
+from rhyme_openrlhf.platform.job_variables import JOB_CONFIG
 
 pytest.importorskip("openrlhf")
 COPIED = {JOB_CONFIG: json.dumps({"runtime_env": {"working_dir": "gcs://_ray_pkg_ab.zip"}, "metadata": {}})}
