@@ -160,12 +160,12 @@ class Dots(Series):
     """Single points. `symbol`, `size`: if they lie over other series."""
 
     symbol: str = ""
-    size: int = 7
+    size: int = 6
 
     def traces(self, place: int) -> list[go.Scatter | go.Bar]:
         """Return the points."""
         symbol = self.symbol or palette.series_symbol(place)
-        marker = {"color": self._color(place), "symbol": symbol, "size": self.size, "opacity": 0.8}
+        marker = {"color": self._color(place), "symbol": symbol, "size": self.size}
         return [go.Scatter(**self._shared(), mode="markers", marker=marker)]
 
 
