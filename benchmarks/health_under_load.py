@@ -1,4 +1,4 @@
-"""How fast /healthz answers while many clients ask for everything that they may read.
+"""The time in which /healthz answers while many clients ask for everything that they may read.
 
     python benchmarks/health_under_load.py [--clients 20] [--seconds 30] [--out health.json]
 

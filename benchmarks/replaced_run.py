@@ -1,4 +1,4 @@
-"""How long another writer waits on SQLite while an import replaces the events of a large run. Measured on this machine.
+"""The time that another writer waits on SQLite while an import replaces the events of a large run. Measured on this machine.
 
     python benchmarks/replaced_run.py [--events 60000] [--out replaced_run.json]
 
@@ -31,7 +31,7 @@ PAUSE_SECONDS = 0.02
 
 
 def write_run(folder: Path, events: int) -> int:
-    """Write a run directory with at least so many events; return their number."""
+    """Write a run directory with at least this number of events; return their number."""
     folder.mkdir()
     control = {"run_uid": RUN, "attempt_uid": ATTEMPT}
     (folder / CONFIG_FILE).write_text(json.dumps({"settings": {"control": control}}))
