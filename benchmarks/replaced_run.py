@@ -1,4 +1,4 @@
-"""The time that another writer waits on SQLite while an import replaces the events of a large run. Measured on this machine.
+"""The time that another writer waits on SQLite while an import replaces a large run's events. Measured on this machine.
 
     python benchmarks/replaced_run.py [--events 60000] [--out replaced_run.json]
 
