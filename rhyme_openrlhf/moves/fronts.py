@@ -121,7 +121,9 @@ class RayFront:
             # As if it had been raised here: callers read its class and its last line.
             raise error.cause from None
         except ray.exceptions.RayError as error:
-            dead = not isinstance(error, ray.exceptions.ActorUnavailableError)
-            where = f"the front actor on node {self._node}"
-            raise FrontLost(f"{where} {'is gone' if dead else 'was not reached'}: {last_line(error)}", dead) from error
+            front = f"the front of samples on node {self._node}"
+            if isinstance(error, ray.exceptions.ActorUnavailableError):
+                raise FrontLost(f"{front} was not reached: {last_line(error)}", dead=False) from error
+            # Ray's words are guesses in several sentences; the supervisor records the cause.
+            raise FrontLost(f"{front} died", dead=True) from error
         return responses

@@ -59,14 +59,14 @@ def test_a_prompt_is_answered_on_its_engines_node_while_there_is_a_front() -> No
             await fronts.generate_responses("b", 2, 0)
         assert said == []
 
-        made["b"].fails = FrontLost("the front actor on node b is gone: killed", dead=True)
+        made["b"].fails = FrontLost("the front of samples on node b is gone: killed", dead=True)
         lost = await asyncio.gather(*(fronts.generate_responses("b", n, 0) for n in (3, 4)), return_exceptions=True)
         assert [type(one) for one in lost] == [FrontLost] * 2
         assert await fronts.generate_responses("b", 5, 0) == ["a"]
         (sentence,) = said
-        assert sentence.startswith("the front actor on node b is gone: killed; its prompts are generated again")
+        assert sentence.startswith("the front of samples on node b is gone: killed; its prompts are generated again")
 
-        made["a"].fails = FrontLost("the front actor on node a is gone: out of memory", dead=True)
+        made["a"].fails = FrontLost("the front of samples on node a is gone: out of memory", dead=True)
         with pytest.raises(FrontLost):
             await fronts.generate_responses("a", 6, 0)
         with pytest.raises(NoFrontError, match=r"agent and rewards: the front .* gone: out of memory\."):
@@ -81,7 +81,7 @@ def test_a_front_that_is_not_reached_is_asked_again_for_a_while() -> None:
         said: list[str] = []
         fronts, made = fronts_of(said)
         await fronts.open({"a", "b"})
-        unreached = FrontLost("the front actor on node a was not reached: a connection broke", dead=False)
+        unreached = FrontLost("the front of samples on node a was not reached: a connection broke", dead=False)
 
         async def until(node: str) -> float:
             began = asyncio.get_running_loop().time()

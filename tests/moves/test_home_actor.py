@@ -85,7 +85,7 @@ def test_a_front_that_is_gone_is_told_from_one_whose_samples_fail() -> None:
     # As if it had been raised in the home: the trainer shows the last line of one traceback, not of two.
     assert type(late) is RewardLateError and str(late) == "the reward function did not answer"
     dead = of_a_front(ray.exceptions.ActorDiedError())
-    assert isinstance(dead, FrontLost) and dead.dead and str(dead).startswith("the front actor on node n is gone: ")
+    assert isinstance(dead, FrontLost) and dead.dead and str(dead) == "the front of samples on node n died"
     for error in (ray.exceptions.ActorUnavailableError("broken", None), of_a_task(HomeUnreached("no connection"))):
         unreached = of_a_front(error)
         assert isinstance(unreached, FrontLost) and not unreached.dead

@@ -90,7 +90,7 @@ of_nobody: list[asyncio.Task[Any]] = []
 
 
 def lost(dead: bool) -> FrontLost:
-    return FrontLost("the front actor on node a is gone: killed", dead)
+    return FrontLost("the front of samples on node a is gone: killed", dead)
 
 
 def a_home(settings: RhymeSettings, fronts: dict[str, list[Does]], *engines: Engine) -> SampleHome:
@@ -180,7 +180,7 @@ def test_in_a_turn_the_controller_hears_of_a_lost_front_and_the_turn_waits_for_n
         one, two = engines()
         home = a_home(PIPELINED, {"a": [ends(lost(dead=True), begun)], "b": [answers]}, one, two)
         await home.open()
-        with pytest.raises(EngineLost, match="the front actor on node a is gone"):
+        with pytest.raises(EngineLost, match="the front of samples on node a is gone"):
             await home.generate_in_turn(0, 7, 3, **sent())
         # Those that never began would else hold the turn up.
         assert one.turns == [("enter", 7, 3, 2), *([("leave", 7, 3, 1)] if begun == 1 else [])]
