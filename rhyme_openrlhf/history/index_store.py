@@ -147,7 +147,9 @@ class IndexStore:
     def _spill(self, key: str, index: NDArray[np.uint8]) -> None:
         block = packed(index)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            # What people's models said is nobody else's to read, in a temporary directory least of all.
+            self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.mkdir(exist_ok=True)
             self._path(key).write_bytes(block)
         except OSError as error:
             self._remove(key)

@@ -102,12 +102,15 @@ class JournaledShard:
         self.shard = HistoryShard(rollouts)
         self._path = path
         self._token = token
+        self.replayed = True
+        """Whether there was a file to read."""
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._bytes = self._replay()
             # The exact number of live bytes is unknown; this is a lower bound.
             self._live_bytes = self.shard.data_bytes
         except (FileNotFoundError, JournalError):
+            self.replayed = False
             for encoded in first():
                 self.shard.add(encoded)
             self._bytes = self._live_bytes = write_entries(path, token, self.shard.encoded())

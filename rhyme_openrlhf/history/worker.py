@@ -9,13 +9,16 @@ Invariants:
 - A call never blocks a rollout, because engines ask while their samples already run.
 - An index in memory is returned at once, even while the worker does other work.
 - The caller that gave work awaits its result or gets its exception. Cancelling the wait does not stop the work.
-- Ray restarts a dead worker. It has its history again, as long as it is restarted on the node of its journal.
+- Ray restarts a dead worker, elsewhere if its node is gone. It has its history again where it can read its journal:
+  on the journal's node, or anywhere in a run directory that all nodes share. Elsewhere it begins with the checkpoint's
+  part and says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -80,7 +83,8 @@ class WorkerPlace:
     """One history worker's number among the run's `workers`, its journal, and the checkpoint's files it begins with.
 
     - `memory_bytes`: its share of its node's memory.
-    - `spill`: its directory for indexes beyond that share.
+    - `spill`: the directory for indexes beyond that share, of all workers of a node; None: in the node's temporary
+      directory.
     - `lineage`: the archive that it leaves, and the earlier runs that it drafts from; None: neither.
     - `recorder`: the name of the run's recorder, an actor, or "". A name, because Ray warns of an argument in its
       store, as a handle would be, for an actor that it may have to restart.
@@ -92,7 +96,7 @@ class WorkerPlace:
     token: bytes
     checkpoint: tuple[Path, ...]
     memory_bytes: int
-    spill: Path
+    spill: Path | None
     settings: HistorySettings
     recorder: str = ""
     lineage: Lineage | None = None
@@ -114,7 +118,9 @@ class PlainHistoryWorker:
             self._shard = HistoryShard(rollouts)
             for encoded in self._of_checkpoint():
                 self._shard.add(encoded)
-        self._store = IndexStore(place.spill, place.memory_bytes, self._warn)
+        self._say_if_lost()
+        self._spill = place.spill or Path(tempfile.gettempdir()) / f"rhyme-{place.token.hex()}"
+        self._store = IndexStore(self._spill / f"worker-{place.number}", place.memory_bytes, self._warn)
         self._archive = self._begin_archive()
         self._earlier = EarlierRuns(
             place.lineage.sources if place.lineage is not None else Sources(),
@@ -144,6 +150,19 @@ class PlainHistoryWorker:
             except (OSError, JournalError) as error:
                 # The file may be deleted by the time a worker restarts away from its journal. Only drafts are lost.
                 self._warn(f"begins without {path}: {error}")
+
+    def _say_if_lost(self) -> None:
+        """Say what a worker lost with its node, which was started again where its journal is not."""
+        context = ray.get_runtime_context() if ray.is_initialized() else None
+        if context is None or context.get_actor_id() is None or not context.was_current_actor_reconstructed:
+            return
+        if self._journal is None or not self._journal.replayed:
+            known = self._shard.prompts
+            what = f"the checkpoint's {known} prompts" if known else "no prompt"
+            self._warn(
+                f"was started again without its journal {self._place.journal}, which went with its node: it knows "
+                f"{what}, and all others when they are answered again"
+            )
 
     def _give_up_journal(self, error: OSError) -> None:
         """Continue in memory alone: without a journal, the history ends with this process."""
@@ -434,7 +453,7 @@ class PlainHistoryWorker:
             self._archive = None
         # Shared with the other workers of this node: the last one removes it.
         with suppress(OSError):
-            self._place.spill.parent.rmdir()
+            self._spill.rmdir()
 
 
 HistoryWorker = ray.remote(PlainHistoryWorker)

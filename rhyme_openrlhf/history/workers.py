@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.history.journal import TOKEN_BYTES
 from rhyme_openrlhf.history.lineage import Lineage
@@ -35,34 +36,38 @@ def start_history_workers(
     recorder: str = "",
     lineage: Lineage | None = None,
 ) -> list[ray.actor.ActorHandle]:
-    """Start the run's history workers, spread over the nodes; Ray restarts a dead worker without limit.
+    """Start the run's history workers, one node after the other; Ray restarts a dead worker without limit.
 
     - `journals`: the directory of this run for the workers' journals.
-    - `checkpoint`: the files that the workers of the resumed run saved, in the order of the workers. Their number may
-      differ from this run's.
+    - `checkpoint`: the files that the workers of the resumed run saved (`checkpoint_file`). Their number may differ
+      from this run's.
     - `recorder`, `lineage`: the same as in `WorkerPlace`.
     """
     threads = str(max(1, int(settings.cpus_per_worker)))
     variables = {"OMP_NUM_THREADS": threads, **WITHOUT_TORCH}
     token = secrets.token_bytes(TOKEN_BYTES)
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    memory = int(settings.memory_gb * GB) // -(-settings.workers // nodes)
+    nodes = _nodes(settings.cpus_per_worker)
+    count = settings.workers_on(len(nodes))
+    memory = int(settings.memory_gb * GB) // -(-count // len(nodes))
+    spill: Path | None = journals / "spilled"
+    # A directory that the user names may be shared by runs; the run's own is not.
+    if settings.spill_dir:
+        spill = Path(settings.spill_dir).absolute() / f"rhyme-{token.hex()}"
+    elif len(nodes) > 1:
+        # The run directory is often on a disk that all nodes share.
+        spill = None
     workers = []
-    for number in range(settings.workers):
-        name = f"worker-{number}"
-        # A directory that the user names may be shared by runs; the run's own is not.
-        spill = (
-            Path(settings.spill_dir).absolute() / f"rhyme-{token.hex()}" if settings.spill_dir else journals / "spilled"
-        )
-        # Each worker gets all of the checkpoint's files, because a different number of workers may have saved them.
+    for number in range(count):
+        # Of as many workers each has a file of its own; of another number each gets all files.
+        own = [path for path in checkpoint if path.name == checkpoint_file(number, count)]
         place = WorkerPlace(
             number,
-            settings.workers,
-            journals / f"{name}.journal",
+            count,
+            journals / f"worker-{number}.journal",
             token,
-            tuple(checkpoint),
+            tuple(own or checkpoint),
             memory,
-            spill / name,
+            spill,
             settings,
             recorder,
             lineage,
@@ -70,12 +75,27 @@ def start_history_workers(
         workers.append(
             HistoryWorker.options(
                 num_cpus=settings.cpus_per_worker,
+                # A byte, because Ray puts an actor that reserves nothing on any node.
+                memory=1,
                 max_restarts=-1,
-                scheduling_strategy="SPREAD",
+                # Soft, so that a worker whose node is lost is started elsewhere.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
                 runtime_env={"env_vars": variables},
             ).remote(place)
         )
     return workers
+
+
+def _nodes(cpus: float) -> list[str]:
+    """Return Ray's ids of the nodes with at least this number of CPUs; of all nodes where none has it."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    fit = [node for node in alive if node["Resources"].get("CPU", 0.0) >= cpus]
+    return sorted(node["NodeID"] for node in fit or alive)
+
+
+def checkpoint_file(number: int, workers: int) -> str:
+    """Return the name of a worker's file in a checkpoint."""
+    return f"history-{number}-of-{workers}"
 
 
 def ask_last_lengths(

@@ -308,7 +308,7 @@ def _start_ray(job: _Job) -> Path:
         from rhyme_openrlhf.platform.local_ray import LocalRayError, start_local_ray
 
         gpus = required_gpus(job.args)
-        cpus = gpus + SPARE_CPUS + int(settings.history.workers * settings.history.cpus_per_worker + 1)
+        cpus = gpus + SPARE_CPUS + int(settings.history.workers_on(1) * settings.history.cpus_per_worker + 1)
         try:
             context = start_local_ray(gpus, cpus, VARIABLES, settings.run.worker_logs)
         except LocalRayError as error:

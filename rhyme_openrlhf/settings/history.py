@@ -18,7 +18,12 @@ class HistorySettings(Settings):
     group: ClassVar[str] = "history"
     title: ClassVar[str] = "History workers: Ray actors on CPU that keep and index each prompt's last responses."
 
-    workers: int = option(1, "History workers in the cluster; each owns a share of the prompts.", low=1, high=1024)
+    workers: int = option(
+        0,
+        "History workers in the cluster; each owns a share of the prompts. 0: one on each node.",
+        low=0,
+        high=1024,
+    )
     cpus_per_worker: float = option(
         0.5,
         "CPUs for each history worker: what Ray reserves, and its limit where it may make a cgroup (0: neither). It "
@@ -36,7 +41,8 @@ class HistorySettings(Settings):
     )
     spill_dir: str = option(
         "",
-        "Directory on each node for draft indexes beyond --history.memory_gb. If not given: in the run directory.",
+        "Directory on each node for draft indexes beyond --history.memory_gb. If not given: in the run directory, and "
+        "where there are several nodes in each one's temporary directory (TMPDIR).",
         kind="output",
         expert=True,
     )
@@ -73,3 +79,7 @@ class HistorySettings(Settings):
         high=3600,
         expert=True,
     )
+
+    def workers_on(self, nodes: int) -> int:
+        """Return the number of history workers in a cluster of this number of nodes."""
+        return self.workers or nodes

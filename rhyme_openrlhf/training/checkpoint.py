@@ -29,6 +29,7 @@ import ray
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
 
 from rhyme_openrlhf.engine_errors import last_line
+from rhyme_openrlhf.history.workers import checkpoint_file
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, StageStarted
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory, tag_of, write_atomically, write_json
@@ -175,7 +176,7 @@ class RunCheckpoints:
     def _save_history(self, ours: Path, step: int) -> list[str]:
         """Have each history worker write its part; returns the files' names. A part that fails costs drafts only."""
         workers = self._services.history_workers
-        names = [f"history-{number}-of-{len(workers)}" for number in range(len(workers))]
+        names = [checkpoint_file(number, len(workers)) for number in range(len(workers))]
         saves = [worker.save.remote(ours / name, step) for worker, name in zip(workers, names, strict=True)]
         _, late = ray.wait(saves, num_returns=len(saves), timeout=HISTORY_TIMEOUT_SECONDS) if saves else ([], [])
         saved = []

@@ -54,7 +54,7 @@ def a_worker(
     checkpoint: tuple[Path, ...] = (), **settings: Any,
 ) -> PlainHistoryWorker:  # fmt: skip
     place = WorkerPlace(
-        number, workers, path / f"{number}.journal", TOKEN, checkpoint, memory, path / "spilled" / str(number),
+        number, workers, path / f"{number}.journal", TOKEN, checkpoint, memory, path / "spilled",
         HistorySettings(**settings), RECORDER,
     )  # fmt: skip
     return PlainHistoryWorker(place)
