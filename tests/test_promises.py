@@ -103,7 +103,9 @@ def test_each_item_of_a_pages_promises_has_a_test_and_a_mutant(page: str, item: 
 def test_a_mutant_is_of_a_promise_and_of_the_product_as_it_is(number: int) -> None:
     mutant = MUTANTS[number]
     assert words(mutant.promise) in words((ROOT / mutant.page).read_text())
-    ast.parse(mutant.apply((ROOT / mutant.file).read_text()))
+    changed = mutant.apply((ROOT / mutant.file).read_text())
+    if mutant.file.endswith(".py"):
+        ast.parse(changed)
     named = " ".join(f"`{test}`" for test in mutant.tests)
     assert missing(named, ROOT) == []
 

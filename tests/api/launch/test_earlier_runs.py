@@ -29,7 +29,7 @@ def job(tmp_path: Path, earlier: str, resumes: bool) -> LaunchFile:
     return LaunchFile(
         run_uid="cd" * 8, attempt_uid="ab" * 8, name="demo", arguments=spec(earlier), resumes=resumes,
         roots=[str(tmp_path)], run_directory=str(tmp_path / "data" / "runs" / ("cd" * 8) / "attempt-1"),
-        control_url="", token_file="",
+        control_url="",
     )  # fmt: skip
 
 
