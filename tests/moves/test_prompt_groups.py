@@ -1,4 +1,4 @@
-"""The calls for prompts at a home over faithful fakes of engines: whatever ends one, none of its samples runs on."""
+"""The calls for prompts at a home over faithful fakes of engines: when one ends, none of its samples runs on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine says of its weights where samples can move: when a sample starts, and when they change."""
+"""An engine whose samples can move tells its weights when a sample starts, and when they change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import virtual_time
 
 
 class Engine(NS):
-    """As much of an engine as tells of weights."""
+    """The part of an engine that tells of weights."""
 
     weight_version = 0
 
