@@ -43,7 +43,7 @@ class Home:
 
 
 class Parameters(NS):
-    """The part of vLLM's that a front uses."""
+    """The part of vLLM's parameters that a front uses."""
 
     def clone(self) -> Parameters:
         return Parameters(**vars(self))

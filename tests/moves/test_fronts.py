@@ -1,4 +1,4 @@
-"""The front that answers a prompt, and what becomes of prompts whose front is gone or out of reach."""
+"""The front that answers a prompt, and the fate of prompts whose front is gone or out of reach."""
 
 from __future__ import annotations
 

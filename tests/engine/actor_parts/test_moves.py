@@ -1,4 +1,4 @@
-"""An engine's reports on its weights where samples can move: when a sample starts, and when they change."""
+"""An engine whose samples can move tells its weights when a sample starts, and when they change."""
 
 from __future__ import annotations
 
