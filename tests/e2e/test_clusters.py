@@ -1,7 +1,6 @@
-"""Both cluster templates, whole: real Ray over machines of a network, real runs, a control plane elsewhere.
+"""The template for Slurm, whole: real Ray over machines of a network, real runs, a control plane elsewhere.
 
-Stand-ins are the clusters' own programs: Slurm's `srun` and `scontrol`, its signals and its requeue; KubeRay's cluster,
-its pod that submits without the head's environment, and its retry.
+Stand-ins are Slurm's own programs: `srun` and `scontrol`, its signals and its requeue.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Cluster:
     """Two machines with GPUs and one with a control plane, whose runs write below `folder`, which all share."""
 
     def __init__(self, folder: Path, prompts: Path) -> None:
-        self.folder, self.prompts = folder, prompts
+        self.folder = folder
         self.machines = Machines(folder, ADDRESSES)
         for name, machine in self.machines.by_name.items():
             (folder / f"{name}.pid").write_text(str(machine.pid))
@@ -106,17 +105,6 @@ class Cluster:
         self.runs("login", given=f"http://{PLANE}{found[1]}\n")
         kept = json.loads(next(self.folder.glob(".config/**/*.json")).read_text())
         self.token = str(kept["servers"][URL])
-
-    def start_ray(self, number: int, environment: dict[str, str]) -> None:
-        """Start a head and a worker with two GPUs each, as the start of this number."""
-        for name, words in (
-            ("first", ["--head", "--node-ip-address=10.77.0.1", "--port=6379", "--dashboard-host=0.0.0.0"]),
-            ("second", ["--address=10.77.0.1:6379"]),
-        ):
-            with (self.folder / f"{name}{number}.out").open("w") as output:
-                self.machines[name].run(
-                    ["ray", "start", *words, "--num-gpus=2", "--block"], env=environment, stdout=output, stderr=output
-                )
 
     def runs(self, *words: str, given: str | None = None) -> str:
         """What `rhyme runs` says on a machine of the cluster."""
@@ -170,25 +158,6 @@ def status(events: list[Event]) -> str:
     return next((event.status for event in events if isinstance(event, RunFinished)), "")
 
 
-def test_a_control_plane_on_another_machine_starts_runs_on_a_cluster(cluster: Cluster) -> None:
-    cluster.start_ray(0, cluster.environment)
-    shared = cluster.folder / "shared"
-    cluster.serve(
-        "--ray-address=http://10.77.0.1:8265", f"--launch.control_url={URL}", f"--launch.dir={shared}",
-        f"--serve.roots={cluster.folder}:{cluster.prompts.parent}",
-    )  # fmt: skip
-    options = [*arguments(str(shared / "checkpoints"))[:-4], "--data.prompt_dataset", str(cluster.prompts), *SMALL]
-    options += [*FITTED, "--train.num_episodes", "1"]
-    cluster.runs("start", "--name", "trial", "-f", "--", "rhyme", "train", *options)
-    (run,) = json.loads(cluster.runs("list", "--json"))["items"]
-    assert run["status"] == "succeeded", cluster.output()
-    # Each process's own log, from both nodes.
-    (directory,) = [path.parent for path in shared.glob("**/events.jsonl")]
-    said = "".join(path.read_text(errors="replace") for path in directory.glob("logs/worker-*"))
-    assert len(re.findall(":actor_name:RhymePolicyModelActor", said)) >= 2 * 2
-    assert not list(directory.glob("logs/ray"))
-
-
 def test_slurms_job_goes_on_after_its_time_limit_and_after_a_lost_node(cluster: Cluster) -> None:
     cluster.serve("--no-local")
     job = {
@@ -233,46 +202,3 @@ def test_slurms_job_goes_on_after_its_time_limit_and_after_a_lost_node(cluster: 
     assert status(cluster.events(2)) == "succeeded"
     (run,) = json.loads(cluster.runs("list", "--json"))["items"]
     assert len(json.loads(cluster.runs("show", run["uid"], "--json"))["attempts"]) == 3
-
-
-def test_kuberays_job_goes_on_in_another_cluster_after_a_lost_worker(cluster: Cluster) -> None:
-    yaml = pytest.importorskip("yaml")
-    cluster.serve("--no-local")
-    spec = yaml.safe_load((EXAMPLES / "kuberay.yaml").read_text())["spec"]
-    entrypoint = spec["entrypoint"].replace("bash /src/examples/grpo_qwen3_8b_8gpu.sh", "recipe")
-    entrypoint = entrypoint.replace("/data/", f"{cluster.folder}/data/")
-    (container,) = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
-    given = {one["name"]: one.get("value", cluster.token) for one in container["env"]}
-    head = cluster.environment | {name: one.replace("/data/", f"{cluster.folder}/data/") for name, one in given.items()}
-
-    def submit(number: int) -> subprocess.Popen[Any]:
-        """What KubeRay's pod runs (ray-operator/controllers/ray/common/job.go), on another machine."""
-        ray = "ray job {} --address http://10.77.0.1:8265"
-        command = (
-            f"until {ray.format('list')} >/dev/null 2>&1 ; do sleep 2 ; done ; "
-            f"if ! {ray.format('status')} rhyme-{number} >/dev/null 2>&1 ; then {ray.format('submit')} --no-wait "
-            f"""--runtime-env-json '{{"env_vars": {{"NCCL_DEBUG": "INFO"}}}}' --submission-id rhyme-{number} """
-            f"-- {entrypoint.strip()} ; fi ; {ray.format('logs')} --follow rhyme-{number} ; "
-            f"{ray.format('status')} rhyme-{number} | grep -q SUCCEEDED"
-        )
-        with (cluster.folder / f"submit{number}.out").open("w") as output:
-            return cluster.machines[PLANE].run(
-                ["bash", "-c", command], env=cluster.environment, stdout=output, stderr=output
-            )
-
-    # Pods have the containers' environment.
-    cluster.start_ray(0, head)
-    first = submit(0)
-    cluster.wait_for(0, saved, first)
-    cluster.machines["second"].lose()
-    assert first.wait(RUN_TIMEOUT_S) == 1, cluster.output()
-    done = max(event.step for event in cluster.events(0) if isinstance(event, CheckpointSaved))
-    # The job has failed: another cluster, and the same job again (backoffLimit).
-    cluster.clear()
-    cluster.start_ray(1, head)
-    assert submit(1).wait(RUN_TIMEOUT_S) == 0, cluster.output()
-    cluster.check_went_on(1, done)
-    assert status(cluster.events(1)) == "succeeded"
-    # Both are on the control plane, which got a token from the head's environment alone.
-    listed = json.loads(cluster.runs("list", "--json"))["items"]
-    assert sorted(run["status"] for run in listed) == ["failed", "succeeded"]

@@ -1,6 +1,6 @@
 """The templates for Slurm and KubeRay: well-formed, and they start our command with what a cluster gives them.
 
-Stand-ins for the clusters' programs behave as theirs do. tests/e2e/test_clusters.py runs both templates whole.
+Stand-ins for the clusters' programs behave as theirs do. tests/e2e/test_clusters.py runs Slurm's whole.
 """
 
 from __future__ import annotations
