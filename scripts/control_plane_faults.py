@@ -438,7 +438,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Clients:
-    """Runs that report at the same time, each with so many events per second, and clients that read."""
+    """Runs that report at the same time, the events per second of each, and clients that read."""
 
     runs: int
     per_second: float
