@@ -1,9 +1,12 @@
-"""Make everything around the control plane fail while runs report to it, and count what it has afterwards.
+r"""Make everything around the control plane fail while runs report to it, and count what it has afterwards.
 
     python scripts/control_plane_faults.py [--only NAME ...] [--stores sqlite postgresql] [--seconds 60] [--write]
+    python scripts/control_plane_faults.py --only server_killed workers_killed --times 24 --runs 10 --per-second 40 \
+        --readers 10
 
 Each fault gets a service (`rhyme serve`) and runs whose real reporters send what a writer adds to their logs. A client
-sends one event at a time and notes each response. When the fault is over and the reporters have ended:
+sends one event at a time and notes each response; others read pages of runs. When the fault is over and the reporters
+have ended:
 
 - Every event of every log must be in the store once, as it was written.
 - Derived rows must equal, row by row, those that a fresh service makes of the run directories.
@@ -45,7 +48,7 @@ import httpx
 import psutil
 import table_in_page
 from recording_ray import RecordingRay
-from reported_runs import ReportedRun, Service, count
+from reported_runs import ANSWER_SECONDS, ReportedRun, Service, count
 from temporary_postgresql import Server, programs
 
 DOCS = Path(__file__).parents[1] / "docs" / "reliability.md"
@@ -113,6 +116,31 @@ class Single(threading.Thread):
         return len(self.stored - {int(row["text"]) for row in self._service.events(self.run_uid)})
 
 
+class Reader(threading.Thread):
+    """Reads runs, a run's curves, its events and its page, one after the other; notes the answers."""
+
+    def __init__(self, service: Service, run: str, ending: threading.Event) -> None:
+        super().__init__(name="reader", daemon=True)
+        self.answers: Counter[str] = Counter()
+        self._service = service
+        self._ending = ending
+        self._pages = [
+            "/api/v1/runs", f"/api/v1/runs/{run}", f"/api/v1/runs/{run}/series?names=reward",
+            f"/api/v1/runs/{run}/events?direction=desc", "/healthz",
+        ]  # fmt: skip
+
+    def run(self) -> None:
+        """Run until `ending`."""
+        headers = {"Authorization": f"Bearer {self._service.token}"}
+        with httpx.Client(base_url=self._service.url, headers=headers, timeout=ANSWER_SECONDS) as client:
+            while not self._ending.wait(SINGLE_SECONDS):
+                for page in self._pages:
+                    try:
+                        self.answers[str(client.get(page).status_code)] += 1
+                    except httpx.TransportError:
+                        self.answers["none"] += 1
+
+
 @dataclass
 class Pair:
     """Two services on one database, their clusters (one may be both's), and the runs that were asked for."""
@@ -169,6 +197,7 @@ class Bench:
     clocks: list[Path]
     postgresql: Server | None
     pair: Pair | None = None
+    least: int = 1
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     times: int = 0
 
@@ -179,7 +208,7 @@ class Bench:
 
     def under_way(self) -> bool:
         """Return whether the fault is to happen (again)."""
-        return time.monotonic() < self._end or not self.times
+        return time.monotonic() < self._end or self.times < self.least
 
     def begin(self) -> None:
         """Start counting `seconds`."""
@@ -209,6 +238,18 @@ def kill_server(bench: Bench) -> None:
         bench.service.start()
         bench.times += 1
     bench.service.wait()
+
+
+def kill_workers(bench: Bench) -> None:
+    """Kill one of the processes in which the service stores batches."""
+    while bench.under_way():
+        bench.until_stored()
+        time.sleep(bench.chance.random() / 2)
+        with suppress(psutil.NoSuchProcess):
+            below = psutil.Process(bench.service.process.pid).children()
+            bench.chance.choice([one for one in below if "spawn_main" in " ".join(one.cmdline())]).kill()
+            bench.times += 1
+    bench.until_stored()
 
 
 def kill_postgresql(bench: Bench) -> None:
@@ -385,6 +426,7 @@ class Fault:
 
 FAULTS = {
     "server_killed": Fault("kill -9 of the service", kill_server),
+    "workers_killed": Fault("kill -9 of a process that stores batches", kill_workers),
     "postgresql_killed": Fault("kill -9 of PostgreSQL or one of its processes", kill_postgresql, ("postgresql",)),
     "disk_full": Fault("the store's disk is full", fill_disk, mounts=True, refuses=True),
     "file_limit": Fault("the store's files may not grow", limit_files, ("sqlite",), refuses=True),
@@ -394,22 +436,36 @@ FAULTS = {
 }
 
 
-def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Path) -> dict[str, Any]:
-    """Make one fault happen for `seconds` in an empty folder; the row of the table."""
+@dataclass(frozen=True)
+class Clients:
+    """Runs that report at the same time, the events per second of each, and clients that read."""
+
+    runs: int
+    per_second: float
+    readers: int
+
+
+def measure(name: str, store: str, seconds: float, times: int, clients: Clients, folder: Path) -> dict[str, Any]:
+    """Make one fault happen for `seconds` and at least `times`, in an empty folder; the row of the table."""
     fault = FAULTS[name]
     with ExitStack() as stack:
         bench = _set_up(fault, store, seconds, folder, stack)
         imported = Service(folder / "imported", log=folder / "imported.log", roots=folder)
         stack.callback(imported.end)
         runs = []
-        for number in range(runs_at_once):
-            run = ReportedRun(folder / f"run-{number}", bench.service, EVENTS_PER_SECOND, bench.run_clock)
+        for number in range(clients.runs):
+            run = ReportedRun(folder / f"run-{number}", bench.service, clients.per_second, bench.run_clock)
             stack.callback(run.stop)
             runs.append(run)
+        readers = [Reader(bench.service, bench.single.run_uid, bench.single.ending) for _ in range(clients.readers)]
+        for reader in readers:
+            reader.start()
+        bench.least = times
         bench.begin()
         fault.act(bench)
         bench.single.ending.set()
-        bench.single.join()
+        for thread in (bench.single, *readers):
+            thread.join()
         ended = time.monotonic()
         for run in runs:
             run.end()
@@ -418,7 +474,7 @@ def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Pa
         lost = bench.single.lost()
         started, wrong = bench.pair.count() if bench.pair is not None else ({}, [])
         takeovers = bench.pair.takeovers if bench.pair is not None else []
-    answers = bench.single.answers
+    answers = sum((one.answers for one in readers), bench.single.answers)
     allowed = {"200", "none", *map(str, REFUSALS)}
     problems = [f"run {number}: {asdict(one)}" for number, one in enumerate(counts) if not one.whole]
     problems += [f"an answer {status}, {times} times" for status, times in answers.items() if status not in allowed]
@@ -521,16 +577,20 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
     parser.add_argument("--seconds", type=float, default=60.0, help="for each fault and store")
+    parser.add_argument("--times", type=int, default=1, help="least number of faults, also if they take longer")
     parser.add_argument("--runs", type=int, default=4, help="that report at the same time")
+    parser.add_argument("--readers", type=int, default=4, help="clients that read at the same time")
     parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
     parser.add_argument("--out", type=Path, default=Path("control_plane_faults.json"))
+    parser.add_argument("--per-second", type=float, default=EVENTS_PER_SECOND, help="events of each run")
     chosen = parser.parse_args()
+    clients = Clients(chosen.runs, chosen.per_second, chosen.readers)
     rows = []
     for name in chosen.only:
         for store in FAULTS[name].stores:
             if store in chosen.stores:
                 with tempfile.TemporaryDirectory(prefix="rhyme-faults-") as folder:
-                    row = measure(name, store, chosen.seconds, chosen.runs, Path(folder))
+                    row = measure(name, store, chosen.seconds, chosen.times, clients, Path(folder))
                 print(json.dumps(row), flush=True)
                 rows.append(row)
     chosen.out.write_text(json.dumps(rows, indent=2) + "\n")

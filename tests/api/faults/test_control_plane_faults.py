@@ -38,6 +38,7 @@ def skip_without(name: str, store: str) -> None:
     ("name", "store"),
     [
         ("server_killed", "sqlite"),
+        ("workers_killed", "sqlite"),
         ("postgresql_killed", "postgresql"),
         ("disk_full", "sqlite"),
         ("disk_full", "postgresql"),
