@@ -14,10 +14,10 @@ status as an engine does, and refuse to be moved to.
 
 A prompt's next one comes when all of its samples have finished, so that fewer generate than there are at first.
 
-Columns: samples that generate, in the mean; news and tokens heard a second; the share of one processor that the home
-takes, and its fronts; the home's memory. Then how late its event loop is. A decision lasts from the request for reports
-to the last order; its policy is given in processor time. The last column is a call to the home. Pairs are medians and 95th
-percentiles.
+Columns: the mean number of samples that generate; news and tokens heard a second; the shares of one processor that the
+home and its fronts take. Then the home's memory, and how late its event loop is. A decision lasts from the request for
+reports to the last order; its policy is given in processor time. The last column is a call to the home. Pairs are
+medians and 95th percentiles.
 """
 
 from __future__ import annotations
