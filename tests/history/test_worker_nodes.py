@@ -83,7 +83,8 @@ def test_workers_follow_the_nodes_and_outlive_one(cluster: Cluster, tmp_path: Pa
     for number, worker in enumerate(workers):
         ray.get(worker.record.remote(1, [rollout(owned_by(number, len(workers)))]))
     # What does not fit is in the node's own temporary directory, which nobody else may read, and not in the run's.
-    (spilled,) = {path.parent.parent for path in Path(tempfile.gettempdir()).glob("rhyme-*/worker-*/*.index")}
+    spilled: Path = ray.get(workers[0].__ray_call__.remote(lambda worker: worker._spill))
+    assert spilled.parent == Path(tempfile.gettempdir()) and list(spilled.glob("worker-*/*.index"))
     assert spilled.stat().st_mode & 0o777 == 0o700 and not list(tmp_path.rglob("*.index"))
 
     (lost,) = [number for number, worker in enumerate(workers) if node_of(worker) == node.node_id]
