@@ -17,6 +17,7 @@ pytest.importorskip("ray")
 import ray
 
 from ray.cluster_utils import Cluster  # isort: skip
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # isort: skip
 
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.worker import PromptRollout
@@ -28,7 +29,7 @@ from rhyme_openrlhf.settings.history import HistorySettings
 pytestmark = pytest.mark.timeout(600)
 LIMIT_SECONDS = 120.0
 NODE = {"num_cpus": 1, "object_store_memory": 10**8}
-SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 10}
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +75,10 @@ def owned_by(number: int, workers: int) -> str:
 
 
 def test_workers_follow_the_nodes_and_outlive_one(cluster: Cluster, tmp_path: Path) -> None:
+    stays = NodeAffinitySchedulingStrategy(cluster.head_node.node_id, soft=False)
     node = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
-    notes = Notes.remote()
+    notes = Notes.options(scheduling_strategy=stays).remote()
     settings = HistorySettings(cpus_per_worker=0, memory_gb=0.001)
     workers = start_history_workers(settings, tmp_path / "history", (), "notes")
     assert sorted(map(node_of, workers)) == sorted(found["NodeID"] for found in ray.nodes() if found["Alive"])
