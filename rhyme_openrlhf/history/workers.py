@@ -79,7 +79,9 @@ def start_history_workers(
                 memory=1,
                 max_restarts=-1,
                 # Soft, so that a worker whose node is lost is started elsewhere.
-                scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(
+                    nodes[number % len(nodes)], soft=True, _spill_on_unavailable=True
+                ),
                 runtime_env={"env_vars": variables},
             ).remote(place)
         )

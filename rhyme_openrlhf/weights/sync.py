@@ -89,6 +89,10 @@ class WeightSync:
         assert self._nodes is not None
         return self._nodes
 
+    def prepare(self) -> None:
+        """Start what brings weights to the nodes, so that the first version need not wait for it."""
+        self._prepared()
+
     def _prepared(self) -> NodeStores:
         """Return what brings weights to the nodes, started if that is not done; engines must be there.
 

@@ -13,6 +13,7 @@ from rhyme_openrlhf import platform
 from rhyme_openrlhf.cli import demo, preflight, preflight_gpus, train_ppo_ray, upstream
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.platform.cluster import Node, Reply
 from rhyme_openrlhf.run import launch
 from tests import nvml
 
@@ -155,7 +156,7 @@ def test_numbers_and_nodes_of_a_cluster_are_checked(
 
 def test_a_cluster_without_any_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    monkeypatch.setattr(preflight_gpus, "_cluster_nodes", lambda: [0, 0])
+    monkeypatch.setattr(preflight_gpus, "_cluster_gpus", lambda: ([0, 0], 0))
     assert "asks for 3 GPUs" in refused(parsed(tmp_path)) and "there are 0" in refused(parsed(tmp_path))
 
 
@@ -163,9 +164,10 @@ def test_a_node_that_does_not_do_ends_no_run_that_waits_for_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    monkeypatch.setattr(preflight_gpus, "_cluster_nodes", lambda: [2])
+    monkeypatch.setattr(preflight_gpus, "_cluster_gpus", lambda: ([2], 2))
     broken = preflight_gpus.NodeFacts("the driver is too old", 80 * 2**30, 2**40)
-    monkeypatch.setattr(preflight_gpus, "_answers", lambda timeout_s: [("10.0.0.7", 2, broken)])
+    reply = Reply(Node("key", "10.0.0.7", 2, 0, here=False), broken, "", 0.0, 0.0)
+    monkeypatch.setattr(preflight_gpus, "_answers", lambda timeout_s: [reply])
     said = preflight_gpus.check_gpus(parsed(tmp_path), True)
     assert "waits until 1 more join" in said and "node 10.0.0.7: the driver is too old (if Ray places" in said
 

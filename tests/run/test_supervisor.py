@@ -370,6 +370,7 @@ def test_a_control_store_that_does_not_answer_ends_the_run_after_a_while(
 def test_every_name_for_users_is_of_a_class_that_runs() -> None:
     from openrlhf.trainer.ray.launcher import ReferenceModelActor, RewardModelActor
 
+    from rhyme_openrlhf.moves.home import FrontActor, HomeActor
     from rhyme_openrlhf.run import reporting
     from rhyme_openrlhf.run.node_logs import NodeLogs
     from rhyme_openrlhf.training import model_actors, trainer, trainer_async
@@ -379,6 +380,7 @@ def test_every_name_for_users_is_of_a_class_that_runs() -> None:
         model_actors.PolicyModelActor, model_actors.CriticModelActor, ReferenceModelActor, RewardModelActor,
         trainer.PPOTrainer, trainer_async.PPOTrainerAsync, trainer_async.TrainingActor,
         trainer_async.GenerateSamplesActor, recorder.Recorder, NodeWeights, reporting.NodeProbe, NodeLogs,
+        HomeActor, FrontActor,
     ]  # fmt: skip
     assert {cls.__ray_metadata__.class_name for cls in classes} == set(NAMES)
 

@@ -35,7 +35,7 @@ FROZEN = {
     "--emulate.train_s": 0.0,
     "--engine.max_num_seqs": 0,
     "--engine.max_num_batched_tokens": 0,
-    "--history.workers": 1,
+    "--history.workers": 0,
     "--history.cpus_per_worker": 0.5,
     "--history.memory_gb": 16.0,
     "--history.spill_dir": "",

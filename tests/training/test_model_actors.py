@@ -106,9 +106,8 @@ def test_cached_gpu_memory_is_given_back_around_a_sync_and_a_score(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty_cache"))
     rank = policy_of(TinyModel(lambda: done.append("forward")))
     rank._publisher = SimpleNamespace(publish=lambda *_: done.append("publish"))
-    rank._rank = 0
-    monkeypatch.setattr(policy.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
-    policy.RhymePolicyModelActor.publish_weights(rank, {}, ())
+    rank._mine = frozenset()
+    policy.RhymePolicyModelActor.publish_weights(rank, None)
     assert done == ["empty_cache", "publish", "empty_cache"]
     done.clear()
     policy.RhymePolicyModelActor.score(rank, TOKENS)

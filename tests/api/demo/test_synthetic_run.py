@@ -19,7 +19,7 @@ RUN = SyntheticRun(steps=48, engines=16, steps_per_epoch=12)
 # Kinds that this generator has no use for.
 LEFT_OUT = {
     "rollout_progress", "weights_loaded", "weights_checked", "stage_started", "process_ready", "process_died",
-    "measuring", "evaluation_progress",
+    "measuring", "evaluation_progress", "earlier_run",
 }  # fmt: skip
 
 

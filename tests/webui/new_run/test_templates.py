@@ -21,7 +21,7 @@ SCRIPTS = {
     "async": "async_partial_rollout.sh",
 }
 # What the scripts leave to the user, and what the service sets.
-USERS = {("data", "prompt_dataset"), ("reward", "remote_url"), ("ckpt", "path"), ("ckpt", "output_dir")}
+USERS = {("data", "prompt_dataset"), ("reward", "remote_url"), ("ckpt", "path"), ("ckpt", "output_dir"), ("run", "dir")}
 
 
 def options_of_script(script: Path, tmp_path: Path) -> Arguments:
@@ -30,7 +30,13 @@ def options_of_script(script: Path, tmp_path: Path) -> Arguments:
         stub = tmp_path / program
         stub.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@"\n')
         stub.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DATA": "D", "REWARD": "R", "REWARD_MODEL": "M"}
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "DATA": "D",
+        "REWARD": "R",
+        "REWARD_MODEL": "M",
+        "OUTPUT": "O",
+    }
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=True, env=environment)
     words = done.stdout.split("\0")[:-1]
     first = next(i for i, word in enumerate(words) if word.endswith("train_ppo_ray")) + 1

@@ -89,7 +89,8 @@ def test_moments_are_in_utc() -> None:
 
 
 def test_every_curve_that_is_named_exists() -> None:
+    from rhyme_openrlhf.api.read.curves import RATIOS
     from rhyme_openrlhf.api.store.step_figures import COLUMNS, FIGURES
 
-    assert set(text.LABELS) <= {*COLUMNS, *FIGURES}
+    assert set(text.LABELS) <= {*COLUMNS, *FIGURES, *RATIOS}
     assert text.label("actor/kl") == "actor/kl"
