@@ -15,8 +15,7 @@ GROUP, NAME = "history", "earlier"
 
 def named_uids(arguments: Arguments) -> list[str]:
     """Return the uids of runs that checked arguments name."""
-    parts = str(arguments.get(GROUP, {}).get(NAME, "")).split(",")
-    return [part for part in parts if RUN_UID.fullmatch(part)]
+    return [part for part in _parts(arguments) if RUN_UID.fullmatch(part)]
 
 
 def with_directories(arguments: Arguments, runs_directory: Path) -> Arguments:
@@ -24,6 +23,9 @@ def with_directories(arguments: Arguments, runs_directory: Path) -> Arguments:
     uids = named_uids(arguments)
     if not uids:
         return arguments
-    parts = arguments[GROUP][NAME].split(",")
-    places = ",".join(str(runs_directory / part) if part in uids else part for part in parts)
+    places = ",".join(str(runs_directory / part) if part in uids else part for part in _parts(arguments))
     return merged(arguments, {GROUP: {NAME: places}})
+
+
+def _parts(arguments: Arguments) -> list[str]:
+    return [part.strip() for part in str(arguments.get(GROUP, {}).get(NAME, "")).split(",")]

@@ -49,8 +49,8 @@ def checked(option: TypedOption, value: str, roots: Sequence[Path], resumes: boo
     assert option.path is not None
     if value == "" == option.default:
         return value
-    if option.path == "runs":
-        return _runs(value, roots, may_be_gone=resumes)
+    if resumes and option.path == "runs":
+        return _runs(value, roots, may_be_gone=True)
     return _CHECKS[option.path](value, roots)
 
 
@@ -169,7 +169,7 @@ def _profiles(value: str, roots: Sequence[Path]) -> str:
     return ",".join(found)
 
 
-def _runs(value: str, roots: Sequence[Path], may_be_gone: bool) -> str:
+def _runs(value: str, roots: Sequence[Path], may_be_gone: bool = False) -> str:
     if value in (AUTO, NONE):
         return value
     found = [_one_run(part.strip(), roots, may_be_gone) for part in value.split(",")]
@@ -195,4 +195,5 @@ _CHECKS: dict[PathKind, Callable[[str, Sequence[Path]], str]] = {
     "file": _file,
     "profile": _profile,
     "profiles": _profiles,
+    "runs": _runs,
 }

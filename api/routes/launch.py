@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid, created_at
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import KeyReused, LaunchConflict, Launching
+from rhyme_openrlhf.api.launch.earlier_runs import with_directories
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable
 from rhyme_openrlhf.api.launch.schema import options, upstream_version
 from rhyme_openrlhf.api.launch.spec import (
@@ -174,7 +175,7 @@ def validate_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> 
     except SpecError as error:
         faults = [OptionFault(field=one.field, message=one.message, allowed=one.allowed) for one in error.faults]
         return SpecVerdict(valid=False, errors=faults, arguments=None, gpus=None, command=None)
-    command = to_command(name or "run", arguments)
+    command = to_command(name or "run", with_directories(arguments, launching.runs_directory))
     return SpecVerdict(valid=True, errors=[], arguments=arguments, gpus=gpus_needed(arguments), command=command)
 
 
@@ -184,7 +185,8 @@ def convert_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> S
     with as_problem():
         name, arguments = read_request(body.name, body.command, body.arguments)
         arguments = check(arguments, launching.roots)
-    return SpecForms(name=name or "run", arguments=arguments, command=to_command(name or "run", arguments))
+    command = to_command(name or "run", with_directories(arguments, launching.runs_directory))
+    return SpecForms(name=name or "run", arguments=arguments, command=command)
 
 
 @router.post(

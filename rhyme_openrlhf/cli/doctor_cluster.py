@@ -48,6 +48,8 @@ def wanted_of(args: SimpleNamespace) -> Wanted:
     buffer = shapes is not None and layout.buffer
     shm = resources.shared_memory(shapes.policy, layout) - resources.SHM_BYTES if shapes and buffer else 0.0
     shared = {args.ckpt.path: "--ckpt.path", args.ckpt.output_dir: "--ckpt.output_dir"}
+    if args.history.store:
+        shared[args.history.store] = "--history.store"
     return Wanted(shm, paths.read_by_nodes(args), shared, args.control.url)
 
 

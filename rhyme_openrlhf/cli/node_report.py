@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.metadata
 import os
 import platform
@@ -100,11 +101,12 @@ def _interfaces() -> dict[str, tuple[str, ...]]:
 
 def _path(path: Path) -> PathFacts:
     there = path.absolute()
-    while not there.exists() and there != there.parent:
+    # Path.exists raises where a folder may not be looked into.
+    while not os.path.exists(there) and there != there.parent:
         there = there.parent
     status = there.stat()
     writable = os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0))
-    return PathFacts(path.exists(), writable, (status.st_ino, status.st_ctime_ns))
+    return PathFacts(os.path.exists(path), writable, (status.st_ino, status.st_ctime_ns))
 
 
 def _unreachable(control_url: str) -> str:
@@ -113,5 +115,5 @@ def _unreachable(control_url: str) -> str:
             return ""
     except urllib.error.HTTPError as error:
         return f"it answers with status {error.code}"
-    except (OSError, ValueError) as error:
-        return str(getattr(error, "reason", error))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return str(getattr(error, "reason", error)) or type(error).__name__

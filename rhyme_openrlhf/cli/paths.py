@@ -81,7 +81,7 @@ def _read(value: str, kind: str) -> str:
     parts = [part.strip().partition("@" if kind == WITH_PART else "\0") for part in value.split(",")]
     found = [(_one(path), at + rest) for path, at, rest in parts]
     # Their reader would split an absolute path, too.
-    if any(set("@,") & set(path) for path, _ in found):
+    if any(set("@," if kind == WITH_PART else ",") & set(path) for path, _ in found):
         return value
     return ",".join(path + rest for path, rest in found)
 

@@ -1,9 +1,9 @@
 """Differences of a machine without a GPU; they stand in no other room.
 
 `gpu_present()` decides once per process; `nvidia` reads what NVML lists, so that GPUs which torch cannot use are
-refused. `cpu_share` is for every machine: it holds a process within its share of the CPUs. So is `job_variables`, the
-variables that Ray sets on all nodes. The other modules are for machines
-without a GPU, and each raises `PlatformError` when used where a GPU is:
+refused. `cpu_share` is for every machine: it holds a process within its share of the CPUs. So are `job_variables`,
+which Ray sets on all nodes, and `cluster`, which asks the nodes of the Ray cluster in RAY_ADDRESS. The other modules
+are for machines without a GPU, and each raises `PlatformError` when used where a GPU is:
 
 - `shims` lets OpenRLHF import and run.
 - `cpu_strategy` is its strategy on gloo, `gloo_sync` its own weight broadcast on gloo.
@@ -11,8 +11,6 @@ without a GPU, and each raises `PlatformError` when used where a GPU is:
 - `cpu_memory` gives a KV cache's memory back.
 - `cpu_sampling` corrects vLLM's CPU sampling.
 - `local_ray` is a local Ray with pretended GPUs.
-
-`cluster` is for every machine, too: it asks the nodes of the Ray cluster in RAY_ADDRESS.
 """
 
 from __future__ import annotations

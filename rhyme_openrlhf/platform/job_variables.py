@@ -6,8 +6,8 @@ libraries that the nodes share (FORWARDED) go with Ray's job.
 Invariants:
 - A variable that Ray's job sets itself (`ray job submit --runtime-env-json`) is left out: Ray refuses a second value,
   even an equal one. The driver has the job's value, and so has every process of the job.
-- No secret goes along, because Ray's dashboard shows the job's variables. `withdraw` takes one that the driver alone
-  needs out of the job, before Ray gets it.
+- No secret goes along, also none in an address, because Ray's dashboard shows the job's variables. `withdraw` takes one
+  that the driver alone needs out of the job, before Ray gets it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def job_variables(defaults: Mapping[str, str], environment: Mapping[str, str]) -
     found = {
         name: value
         for name, value in environment.items()
-        if name.startswith(FORWARDED) and name not in OWN and not is_secret(name)
+        if name.startswith(FORWARDED) and name not in OWN and not is_secret(name) and "@" not in value
     }
     found |= {name: environment.get(name, value) for name, value in defaults.items()}
     submitted = _submitted(json.loads(environment.get(JOB_CONFIG) or "{}"))

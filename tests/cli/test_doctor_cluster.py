@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.cli import doctor
+from rhyme_openrlhf.cli import demo, doctor, upstream
 from rhyme_openrlhf.cli.cluster_checks import Wanted, is_ready, judge
 from rhyme_openrlhf.cli.doctor_checks import BROKEN, LOW, MISSING, OK, SMALL, WRONG
+from rhyme_openrlhf.cli.doctor_cluster import wanted_of
 from rhyme_openrlhf.cli.node_report import NodeReport, PathFacts, report
 from rhyme_openrlhf.platform.cluster import Node, Reply
 
@@ -108,6 +112,31 @@ def test_a_report_is_of_this_machine(tmp_path: Path) -> None:
     assert not new.exists and new.identity == found.paths[str(tmp_path)].identity
     assert found.unreachable and "127.0.0.1" in found.interfaces["lo"] and found.shm >= found.shm_free > 0
     assert found.versions["python"].startswith("3.")
+
+
+def test_a_folder_that_may_not_be_looked_into_and_a_port_without_http_are_findings(
+    monkeypatch: pytest.MonkeyPatch, starts_listener: None
+) -> None:
+    def refused(path: str | Path, *_: Any, **__: Any) -> os.stat_result:
+        if str(path).startswith("/locked/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    real = os.stat
+    with socket.create_server(("127.0.0.1", 0)) as server, monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refused)
+        port = server.getsockname()[1]
+        answering = threading.Thread(target=lambda: server.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"))
+        answering.start()
+        found = report(["/locked/data.jsonl"], f"http://127.0.0.1:{port}", False)
+        answering.join()
+    assert not found.paths["/locked/data.jsonl"].exists and found.unreachable
+
+
+def test_a_shared_store_of_histories_is_checked(tmp_path: Path) -> None:
+    pytest.importorskip("openrlhf")
+    args = upstream.parse([*demo.arguments(str(tmp_path / "run")), "--history.store", str(tmp_path)])
+    assert wanted_of(args).shared[str(tmp_path)] == "--history.store"
 
 
 def test_without_an_address_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,18 @@ def test_what_is_there_is_made_absolute_and_names_stay(folder: Path) -> None:
     }
 
 
+def test_an_at_sign_is_of_a_paths_own_but_for_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "user@corp").mkdir()
+    for name in ("reward.py", "train.jsonl"):
+        (folder / "user@corp" / name).touch()
+    monkeypatch.chdir(folder / "user@corp")
+    args = upstream.parse(["--reward.remote_url", "reward.py", "--data.prompt_dataset", "train.jsonl"])
+    paths.make_absolute(args, {})
+    assert args.reward.remote_url == [f"{folder}/user@corp/reward.py"]
+    # Its reader would take the part behind the sign for a split.
+    assert args.data.prompt_dataset == "train.jsonl"
+
+
 def test_rhyme_train_reads_them_so(folder: Path) -> None:
     args, settings = train_arguments.parse([*OPTIONS, "--run.dir", "here"])
     assert settings.run.dir == f"{folder}/here" and args.ckpt.path == f"{folder}/ckpt/resume"

@@ -49,6 +49,7 @@ def test_the_drivers_values_go_to_all_nodes(config: str) -> None:
 
 def test_neither_secrets_nor_what_belongs_to_one_node_is_forwarded() -> None:
     environment = {"HF_TOKEN": "secret", "VLLM_API_KEY": "secret", "VLLM_HOST_IP": "10.0.0.7"}
+    environment["HF_ENDPOINT"] = "https://me:secret@mirror"
     assert job_variables({}, environment) == {}
 
 

@@ -64,8 +64,7 @@ def test_an_option_that_does_not_say_it_cannot_be_declared() -> None:
 def test_each_kind_of_path_is_checked() -> None:
     from rhyme_openrlhf.api.launch.spec_paths import _CHECKS
 
-    # Runs may be uids, so they have a check of their own.
-    assert {*_CHECKS, "runs"} == set(get_args(PathKind))
+    assert set(_CHECKS) == set(get_args(PathKind))
     named = {one.flag for one in options().values() if one.path and not one.refused and one.source == "rhyme"}
     assert named == {
         "--drafting.model",

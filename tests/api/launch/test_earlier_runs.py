@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.api.launch.earlier_runs import with_directories
+from rhyme_openrlhf.api.launch.earlier_runs import named_uids, with_directories
 from rhyme_openrlhf.api.launch.job_file import LaunchFile
 from rhyme_openrlhf.api.launch.offered_runs import Offered, expected_gain, offered
 from rhyme_openrlhf.api.launch.spec import SpecError, check
@@ -43,6 +43,7 @@ def test_a_uid_becomes_the_directory_of_a_run_in_the_job(tmp_path: Path) -> None
     argv = " ".join(job(tmp_path, f"{UID}, {tmp_path}/mine", resumes=False).argv()).replace("=", " ")
     assert f"--history.earlier {tmp_path}/data/runs/{UID},{tmp_path}/mine " in argv
     assert with_directories(spec("auto"), tmp_path) == spec("auto")
+    assert named_uids(spec(f"/a, {UID} ,/b")) == [UID]
 
 
 @pytest.mark.parametrize("value", ["0123456789ABCDEF", "0123456789abcde", "../runs", "math-7b", "", f"{UID},"])

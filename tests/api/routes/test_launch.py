@@ -198,6 +198,12 @@ def test_specs_are_checked_and_turned_into_commands(launched: Any) -> None:
     assert back["name"] == "demo" and back["arguments"] == good["arguments"]
     again = launched.viewer.post("/api/v1/specs/command", json={"name": "demo", "arguments": back["arguments"]}).json()
     assert again == back
+    # `rhyme train` knows no uids.
+    named = {"name": "demo", "arguments": {**back["arguments"], "history": {"earlier": "0123456789abcdef"}}}
+    for answer in ("validate", "command"):
+        said = launched.viewer.post(f"/api/v1/specs/{answer}", json=named).json()
+        assert "/runs/0123456789abcdef" in said["command"]
+        assert said["arguments"]["history"] == named["arguments"]["history"]
     bad = launched.viewer.post("/api/v1/specs/validate", json={"arguments": {"vllm": {"num_engines": 0}}}).json()
     assert not bad["valid"] and bad["errors"][0]["allowed"] == "a whole number at least 1"
     assert launched.viewer.post("/api/v1/specs/command", json={"command": "ls"}).status_code == 422

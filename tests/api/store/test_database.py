@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -224,42 +226,39 @@ def test_making_a_store_private_keeps_its_locks(tmp_path: Path) -> None:
     store.dispose()
 
 
-def test_an_upgrade_vouches_for_what_the_service_started(empty_url: str) -> None:
-    store = Database(empty_url)
+@contextmanager
+def upgraded(url: str, revision: str, **second: Any) -> Iterator[Database]:
+    """Have a store that was filled as of this revision, with a second attempt that has these values, and upgraded."""
+    store = Database(url)
     with store._writing_engine.begin() as connection:
-        upgrade(connection, "0006")
-        tables = MetaData()
-        tables.reflect(connection)
-        fill(connection, tables)
-        attempts = tables.tables["attempts"]
-        row = dict(connection.execute(select(attempts)).mappings().one())
-        connection.execute(insert(attempts), {**row, "id": 2, "number": 2, "uid": "other", "submission_id": None})
-    store.upgrade()
-    with store.reading() as session:
-        found = session.execute(select(Attempt.number, Attempt.vouched).order_by(Attempt.number)).all()
-        assert list(map(tuple, found)) == [(1, True), (2, False)]
-        assert session.execute(select(Run.reporter_id)).scalar_one() is None
-    store.dispose()
-
-
-@pytest.mark.parametrize(("started", "paused_at"), [(None, 1.0), (5.0, None)])
-def test_an_upgrade_knows_which_runs_wait_for_a_restart(
-    empty_url: str, started: float | None, paused_at: float | None
-) -> None:
-    store = Database(empty_url)
-    with store._writing_engine.begin() as connection:
-        upgrade(connection, "0019")
+        upgrade(connection, revision)
         tables = MetaData()
         tables.reflect(connection)
         fill(connection, tables)
         attempts = tables.tables["attempts"]
         row = dict(connection.execute(select(attempts)).mappings().one())
         another = {"id": 2, "number": 2, "uid": "other", "submission_id": None}
-        connection.execute(insert(attempts), {**row, **another, "started_at": started, "finished_at": None})
+        connection.execute(insert(attempts), {**row, **another, **second})
     store.upgrade()
-    with store.reading() as session:
+    try:
+        yield store
+    finally:
+        store.dispose()
+
+
+def test_an_upgrade_vouches_for_what_the_service_started(empty_url: str) -> None:
+    with upgraded(empty_url, "0006") as store, store.reading() as session:
+        found = session.execute(select(Attempt.number, Attempt.vouched).order_by(Attempt.number)).all()
+        assert list(map(tuple, found)) == [(1, True), (2, False)]
+        assert session.execute(select(Run.reporter_id)).scalar_one() is None
+
+
+@pytest.mark.parametrize(("started", "paused_at"), [(None, 1.0), (5.0, None)])
+def test_an_upgrade_knows_which_runs_wait_for_a_restart(
+    empty_url: str, started: float | None, paused_at: float | None
+) -> None:
+    with upgraded(empty_url, "0019", started_at=started, finished_at=None) as store, store.reading() as session:
         assert session.execute(select(Run.paused_at)).scalar_one() == paused_at
-    store.dispose()
 
 
 def test_what_fails_is_rolled_back(database: Database) -> None:
