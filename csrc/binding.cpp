@@ -4,7 +4,8 @@
 // write into them. Vectors become arrays that own them, without a copy.
 //
 // Invariants: Python's lock is held in all calls but `build`, because getting the lock back may take longer than a
-// step; a Python without the lock takes it for this module, which does not say that it needs none. std::invalid_argument becomes a ValueError, std::out_of_range an IndexError.
+// step; a Python without the lock takes it for this module, which does not say that it needs none.
+// std::invalid_argument becomes a ValueError, std::out_of_range an IndexError.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 

@@ -20,7 +20,7 @@ namespace drafting {
 namespace {
 
 constexpr std::array<char, 8> MAGIC{'R', 'H', 'Y', 'M', 'E', 'I', 'D', 'X'};
-// The version that is written, and the oldest that is read: without earlier runs, and with zeros where own pieces begin.
+// The version that is written, and the oldest that is read: without earlier runs, with zeros where own pieces begin.
 constexpr std::uint32_t VERSION = 4, OLDEST_VERSION = 3;
 // Every array begins at a multiple of this.
 constexpr std::size_t ALIGNMENT = 8;

@@ -253,7 +253,8 @@ Continuation Index::walk(Node node, Place near, Place at, const StopRule& rule, 
 
 // The continuation that ends in `node`.
 Continuation Index::continuation(Place size, Place at, const Node& node) const {
-    const auto first = suffixes.begin() + node.low, last = suffixes.begin() + std::min(node.high, node.low + MOST_LOOKED_AT);
+    const auto first = suffixes.begin() + node.low;
+    const auto last = suffixes.begin() + std::min(node.high, node.low + MOST_LOOKED_AT);
     const bool earlier = own_begin && std::all_of(first, last, [&](std::int32_t its) { return its < own_begin; });
     return {size, at, earlier};
 }

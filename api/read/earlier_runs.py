@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
+from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.latest_events import latest
+from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.telemetry.events import EarlierRun
 
@@ -16,25 +17,23 @@ from rhyme_openrlhf.telemetry.events import EarlierRun
 MOST_EVENTS = 1000
 
 
-@dataclass(frozen=True)
-class EarlierRunState:
-    """An earlier run. `uid`: None where this service does not know it; `right_share`: None before it was judged.
-
-    The other fields are those of the event `EarlierRun`, over all workers. `left_out`: by all of them.
-    """
+class EarlierRunView(View):
+    """An earlier run whose responses to the same prompts a run drafts from, over all workers."""
 
     name: str
-    uid: str | None
-    directory: str
-    prompts: int
-    of: int
-    epochs: int
-    drafted_from: int
-    right_share: float | None
-    left_out: bool
+    uid: str | None = Field(description="Null where this service does not know it.")
+    directory: str = Field(description="Where its responses are.")
+    prompts: int = Field(description="Prompts of this run that it had at the start; 0 for one that came later.")
+    of: int = Field(description="All prompts of this run; 0 where `prompts` was not counted.")
+    epochs: int = Field(description="The most rollouts that it had of one of these prompts.")
+    drafted_from: int = Field(description="How often the draft index of a prompt was built with its responses.")
+    right_share: float | None = Field(
+        description="Share of the tokens of drafts from it alone that would have been right; null before any."
+    )
+    left_out: bool = Field(description="Too few of them are right, so nothing is drafted from it now.")
 
 
-def earlier_runs_of(session: Session, run: Run) -> list[EarlierRunState]:
+def earlier_runs_of(session: Session, run: Run) -> list[EarlierRunView]:
     """Return the earlier runs of a run, those that drafted most first."""
     found = latest(session, run, EarlierRun.kind, EarlierRun, MOST_EVENTS, by=("worker", "directory")).bodies
     by_directory: dict[str, list[EarlierRun]] = defaultdict(list)
@@ -46,9 +45,9 @@ def earlier_runs_of(session: Session, run: Run) -> list[EarlierRunState]:
     return sorted(states, key=lambda one: (-one.drafted_from, -one.prompts, one.name, one.directory))
 
 
-def _together(events: list[EarlierRun], known: set[str]) -> EarlierRunState:
+def _together(events: list[EarlierRun], known: set[str]) -> EarlierRunView:
     one, judged = events[-1], sum(event.judged for event in events)
-    return EarlierRunState(
+    return EarlierRunView(
         name=one.run,
         uid=one.uid if one.uid in known else None,
         directory=one.directory,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from rhyme_openrlhf.api.read.earlier_runs import EarlierRunState
+from rhyme_openrlhf.api.read.earlier_runs import EarlierRunView
 from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
 from rhyme_openrlhf.api.store.status import ENDED
@@ -115,24 +115,6 @@ class PhaseView(View):
     )
 
 
-class EarlierRunView(View):
-    """An earlier run whose responses to the same prompts a run drafts from."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    name: str
-    uid: str | None = Field(description="Null where this service does not know it.")
-    directory: str = Field(description="Where its responses are.")
-    prompts: int = Field(description="Prompts of this run that it had at the start; 0 for one that came later.")
-    of: int = Field(description="All prompts of this run; 0 where `prompts` was not counted.")
-    epochs: int = Field(description="The most rollouts that it had of one of these prompts.")
-    drafted_from: int = Field(description="How often the draft index of a prompt was built with its responses.")
-    right_share: float | None = Field(
-        description="Share of the tokens of drafts from it alone that would have been right; null before any."
-    )
-    left_out: bool = Field(description="Too few of them are right, so nothing is drafted from it now.")
-
-
 class RunDetail(RunSummary):
     """A run with its complete configuration and attempts."""
 
@@ -170,7 +152,7 @@ def run_summary(
 
 
 def run_detail(
-    run: Run, experiment: str | None, parent: str | None, phases: Sequence[Phase], earlier: Sequence[EarlierRunState],
+    run: Run, experiment: str | None, parent: str | None, phases: Sequence[Phase], earlier: list[EarlierRunView],
     now: float,
 ) -> RunDetail:  # fmt: skip
     """Return a complete run, in these phases at `now`; `run.tags` and `run.attempts` are loaded."""
@@ -180,7 +162,7 @@ def run_detail(
         parent=parent,
         tags=[tag.tag for tag in run.tags],
         phases=[PhaseView(**dataclasses.asdict(phase), text=phase.text(now)) for phase in phases],
-        earlier_runs=[EarlierRunView.model_validate(one) for one in earlier],
+        earlier_runs=earlier,
         notes=run.notes,
         spec=run.spec,
         command=run.command,

@@ -32,6 +32,7 @@ from rhyme_openrlhf.history.archive import Archive, ArchiveReader, Stored
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.record import read_head, read_pieces
 from rhyme_openrlhf.history.store import MOST_RUNS, in_store
+from rhyme_openrlhf.telemetry.events import EarlierRun
 
 # Runs that one prompt drafts from, and rollouts of each. In replays of three recorded runs, two runs give 1.1 to 1.2
 # times the tokens a step of one in the first epoch, and less later.
@@ -89,27 +90,6 @@ class Known:
     run: str
     prompts: int
     rollouts: int
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Findings about an earlier run so far.
-
-    - `prompts` of the `of` prompts that `known` was asked for last are known from it, each from at most `epochs`
-      rollouts.
-    - `drafted_from`: how often a prompt's index was built with its responses.
-    - Of `judged` tokens that it would have drafted, `right` were right; older ones count less.
-    - `left_out`: nothing is drafted from it now.
-    """
-
-    archive: Archive
-    prompts: int
-    of: int
-    epochs: int
-    drafted_from: int
-    judged: int
-    right: int
-    left_out: bool
 
 
 @dataclass(eq=False)
@@ -244,16 +224,19 @@ class EarlierRuns:
                 found.append(Known(str(directory), run.reader.archive.about.run, run.prompts, run.epochs))
         return found
 
-    def standings(self) -> list[Standing]:
-        """Return what was found out about each run that has some of the prompts."""
-        return [
-            Standing(
-                run.reader.archive, run.prompts, run.of, run.epochs, run.drafted_from, round(run.judged),
-                round(run.right), not run.helps,
-            )
-            for run in self._runs.values()
-            if run.prompts or run.drafted_from or run.turn
-        ]  # fmt: skip
+    def reports(self, step: int, worker: int) -> list[EarlierRun]:
+        """Return this history worker's event after training step `step` for each run that has some of its prompts."""
+        found = []
+        for directory, run in self._runs.items():
+            about = run.reader.archive.about
+            if run.prompts or run.drafted_from or run.turn:
+                found.append(
+                    EarlierRun(
+                        step, worker, about.run, about.uid, str(directory), run.prompts, run.of, run.epochs,
+                        run.drafted_from, round(run.judged), round(run.right), not run.helps,
+                    )
+                )  # fmt: skip
+        return found
 
     def _best(self, key: str) -> list[_Run]:
         """Return the runs that a prompt drafts from, the best last; of two that are not judged, the newer one."""

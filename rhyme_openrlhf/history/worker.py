@@ -20,7 +20,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ import numpy as np
 import ray
 
 from rhyme_openrlhf.history.archive import ArchiveWriter
-from rhyme_openrlhf.history.earlier import JUDGED_PROMPTS, Choice, EarlierRuns, Known, Sources, Standing
+from rhyme_openrlhf.history.earlier import JUDGED_PROMPTS, Choice, EarlierRuns, Known, Sources
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.index_store import IndexStore
 from rhyme_openrlhf.history.journal import (
@@ -49,7 +49,7 @@ from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
 from rhyme_openrlhf.platform.cpu_share import limit_cpus
 from rhyme_openrlhf.prompt_keys import first_round, is_evaluation, owner, rounds, training_key
 from rhyme_openrlhf.settings.history import HistorySettings
-from rhyme_openrlhf.telemetry.events import EarlierRun, Event, HistoryState, Note, RankStability
+from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStability
 
 SOURCE = "history"
 GB = 10**9
@@ -236,7 +236,7 @@ class PlainHistoryWorker:
         await asyncio.gather(*work)
         if not evaluation:
             self._record_state(rollout_id)
-            self._record_earlier(rollout_id, await self._give(Urgency.KEPT, self._earlier.standings))
+            await self._record_earlier(rollout_id)
 
     def _judge(self, key: str, said: tuple[Piece, ...]) -> None:
         """Judge earlier runs by what this run said to a prompt, before that counts as a visit."""
@@ -313,25 +313,9 @@ class PlainHistoryWorker:
         )
         self._hits = self._late = self._misses = 0
 
-    def _record_earlier(self, step: int, standings: Sequence[Standing]) -> None:
-        for one in standings:
-            about = one.archive.about
-            self._record(
-                EarlierRun(
-                    step=step,
-                    worker=self._place.number,
-                    run=about.run,
-                    uid=about.uid,
-                    directory=str(one.archive.directory),
-                    prompts=one.prompts,
-                    of=one.of,
-                    epochs=one.epochs,
-                    drafted_from=one.drafted_from,
-                    judged=one.judged,
-                    right=one.right,
-                    left_out=one.left_out,
-                )
-            )
+    async def _record_earlier(self, step: int) -> None:
+        for event in await self._give(Urgency.KEPT, partial(self._earlier.reports, step, self._place.number)):
+            self._record(event)
 
     async def save(self, path: Path, up_to: int) -> None:
         """Write the history of the rollouts up to training step `up_to` to a checkpoint's file. Raises OSError."""
@@ -433,7 +417,7 @@ class PlainHistoryWorker:
     async def known_earlier(self, prompt_keys: list[str]) -> list[Known]:
         """Return for each earlier run how many of these prompts, all of this worker, it has responses to."""
         found = await self._give(Urgency.ASKED, lambda: self._earlier.known(prompt_keys))
-        self._record_earlier(0, await self._give(Urgency.ASKED, self._earlier.standings))
+        await self._record_earlier(0)
         return found
 
     async def prompts(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.history.journal import TOKEN_BYTES
 from rhyme_openrlhf.history.lineage import Lineage
-from rhyme_openrlhf.history.worker import HistoryWorker, WorkerPlace
+from rhyme_openrlhf.history.worker import GB, HistoryWorker, WorkerPlace
 from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.settings.history import HistorySettings
 
-GB = 10**9
 # Enough to delete some ten thousand files. A worker that is busy longer leaves them in the run directory.
 CLOSE_SECONDS = 10
 # A hundred thousand records of earlier runs are found in two seconds; after this the run begins without.
@@ -130,16 +129,21 @@ def last_lengths(
     return found
 
 
+def _shares(keys: Iterable[str], workers: Sequence[Any]) -> dict[int, list[str]]:
+    """Return the keys of each worker that has some, by its number."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for key in keys:
+        found[owner(key, len(workers))].append(key)
+    return found
+
+
 def announce(prompts: Sequence[str], workers: Sequence[Any], step: int, evaluation: bool = False) -> None:
     """Tell each history worker, without waiting, which of its prompts engines will ask for in training step `step`.
 
     Or in an `evaluation` after that step.
     """
-    keys: dict[int, list[str]] = defaultdict(list)
-    for key in map(prompt_key, prompts if workers else ()):
-        keys[owner(key, len(workers))].append(evaluation_key(key) if evaluation else key)
-    for number, share in keys.items():
-        workers[number].prepare.remote(share, step)
+    for number, keys in _shares(map(prompt_key, prompts if workers else ()), workers).items():
+        workers[number].prepare.remote([evaluation_key(key) for key in keys] if evaluation else keys, step)
 
 
 def known_earlier(keys: list[str], workers: Sequence[Any], named: bool) -> list[str]:
@@ -147,10 +151,7 @@ def known_earlier(keys: list[str], workers: Sequence[Any], named: bool) -> list[
 
     `named`: the user has named runs, so that nothing found is also told.
     """
-    shares: dict[int, list[str]] = defaultdict(list)
-    for key in keys:
-        shares[owner(key, len(workers))].append(key)
-    asked = [workers[number].known_earlier.remote(share) for number, share in shares.items()]
+    asked = [workers[number].known_earlier.remote(share) for number, share in _shares(keys, workers).items()]
     try:
         answers = ray.get(asked, timeout=KNOWN_TIMEOUT_SECONDS)
     except ray.exceptions.RayError:

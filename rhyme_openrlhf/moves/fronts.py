@@ -52,16 +52,21 @@ class Fronts:
         self._start = start
         self._warn = warn
         self._of: dict[str, FrontPort] = {}
-        # Since when a front is not reached, by node.
-        self._unreached: dict[str, float] = {}
+        # Of a front that is not reached, by node: since when, and when last.
+        self._unreached: dict[str, tuple[float, float]] = {}
+        self._ready: set[str] = set()
         self._last_loss = ""
 
     async def open(self, nodes: Collection[str]) -> None:
-        """Have a front on each of these nodes, and wait until they have started. Raises what ended one."""
+        """Have a front on each of these nodes, and wait until they have started. Raises what ended one before.
+
+        One that dies later is found by its first prompt, which another one then answers.
+        """
         for node in sorted(set(nodes)):
             if node not in self._of:
                 self._of[node] = self._start(node)
-        await asyncio.gather(*(front.ready() for front in self._of.values()))
+        await asyncio.gather(*(front.ready() for node, front in self._of.items() if node not in self._ready))
+        self._ready.update(self._of)
 
     async def generate_responses(self, node: str, call: int, engine: int, **arguments: Any) -> list[Any]:
         """Return the responses to a prompt by the front on `node`, or another if there is none.
@@ -86,7 +91,11 @@ class Fronts:
 
     async def _failed(self, node: str, lost: FrontLost) -> None:
         now = asyncio.get_running_loop().time()
-        since = self._unreached.setdefault(node, now)
+        since, last = self._unreached.get(node, (now, now))
+        if now - last > UNREACHED_SECONDS:
+            # Its prompts have run since: this is another time.
+            since = now
+        self._unreached[node] = since, now
         if not lost.dead and now - since < UNREACHED_SECONDS:
             await asyncio.sleep(AGAIN_SECONDS)
             return

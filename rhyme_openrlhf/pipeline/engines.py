@@ -21,8 +21,7 @@ from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator
 from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import Event
-from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.training.samples_generator import leave_out
+from rhyme_openrlhf.telemetry.services import RunServices, leave_out
 
 # An engine tells its timeline between two decode steps.
 ENGINE_TIMEOUT_SECONDS = 120.0

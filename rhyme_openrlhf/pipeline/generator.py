@@ -28,12 +28,12 @@ from rhyme_openrlhf.pipeline.step import PromptStream, Step
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
 from rhyme_openrlhf.telemetry.samples import chosen_prompts
+from rhyme_openrlhf.telemetry.services import leave_out
 from rhyme_openrlhf.training.samples_generator import (
     REPORT_TIMEOUT_SECONDS,
     GeneratorState,
     RhymeSamplesGenerator,
     Row,
-    leave_out,
     stand_in,
 )
 

@@ -47,13 +47,13 @@ from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.redaction import redact_command, redact_config
-from rhyme_openrlhf.telemetry.event_log import EventLog, follow
+from rhyme_openrlhf.telemetry.event_log import EventLog, follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted
 from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.recorder import Recorder
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
-from rhyme_openrlhf.telemetry.summary import UNFINISHED, RunState, RunSummary, render
+from rhyme_openrlhf.telemetry.summary import UNFINISHED, RunState, RunSummary, render, summarize
 from rhyme_openrlhf.training.failure import Interrupted, is_out_of_reach, unmasked_interruptions
 from rhyme_openrlhf.training.resume import prepare
 
@@ -374,20 +374,24 @@ class _Figures:
     """Folds the run's events into its summary while it goes on, so that its end need not read all of them."""
 
     def __init__(self, run: RunDirectory) -> None:
+        self._events = run.events
         self._state = RunState()
         self._finished = threading.Event()
-        self._thread = threading.Thread(target=self._fold, args=(run,), name="figures", daemon=True)
+        self._whole = False
+        self._thread = threading.Thread(target=self._fold, name="figures", daemon=True)
         self._thread.start()
 
-    def _fold(self, run: RunDirectory) -> None:
-        for recorded in follow(run.events, self._finished.is_set):
+    def _fold(self) -> None:
+        for recorded in follow(self._events, self._finished.is_set):
             self._state.apply(recorded)
+        self._whole = True
 
     def stop(self) -> RunSummary:
-        """Take what is written by now, and return the summary."""
+        """Take what is written by now, and return the summary. Raises what an event of the log leads to."""
         self._finished.set()
         self._thread.join()
-        return self._state.summary()
+        # The thread has ended at an event: to read the log again raises the same here.
+        return self._state.summary() if self._whole else summarize(read_events(self._events))
 
 
 def _run_started(job: _Job, services: RunServices) -> RunStarted:

@@ -14,10 +14,13 @@ from typing import Any, Protocol
 
 import ray
 
+from rhyme_openrlhf.engine_errors import LostEngine, leave_out_lost
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.telemetry.events import Event
+from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.samples import ROUNDS, length_records
 
+# Who has missed an engine.
+ROLLOUT = "rollout"
 # Asked once a step. The recorder only looks for a file, but on its node, which may be busy; no answer means "go on".
 STOP_ANSWER_SECONDS = 10
 
@@ -110,3 +113,17 @@ class RunServices:
     def epoch_of(self, step: int) -> int:
         """Return the epoch (from 1) of training step `step` (from 1); 1 where steps per epoch can vary."""
         return 1 if self.steps_per_epoch is None else (step - 1) // self.steps_per_epoch + 1
+
+
+def leave_out(engines: list[Any], services: RunServices) -> None:
+    """Go on without engines that are gone, in a run that can, and say so. Raises RuntimeError if none is left."""
+    if not services.settings.outlives_engines:
+        return
+    for lost in leave_out_lost(engines):
+        services.record(Note("warning", lost.sentence), ROLLOUT)
+
+
+def is_lost(engines: list[Any], number: int, services: RunServices) -> bool:
+    """Return whether an engine whose call failed is gone, once Ray knows; it is then left out, in a run that can."""
+    leave_out(engines, services)
+    return isinstance(engines[number], LostEngine)

@@ -39,7 +39,7 @@ from rhyme_openrlhf.engine.calls import DeviceCalls, EngineHandle, RemoteMethod
 from rhyme_openrlhf.engine.factory import EngineFactory
 from rhyme_openrlhf.engine.messages import Said
 from rhyme_openrlhf.engine.port import MeasuredEngine
-from rhyme_openrlhf.engine_errors import EngineCallError, EngineCoreError, LostEngine, leave_out_lost
+from rhyme_openrlhf.engine_errors import EngineCallError, EngineCoreError
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.measure import QUICKLY, MeasureError, Plan, disturbed, measure
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
@@ -48,11 +48,11 @@ from rhyme_openrlhf.settings.latency import AUTO
 from rhyme_openrlhf.settings.tp_switch import tail_profiles
 from rhyme_openrlhf.telemetry.events import Measuring, Note, NoteLevel
 from rhyme_openrlhf.telemetry.run_directory import versions
-from rhyme_openrlhf.telemetry.services import Layouts, RunServices
+from rhyme_openrlhf.telemetry.services import Layouts, RunServices, is_lost
 from rhyme_openrlhf.training.layouts import engine_arguments, layout_settings
 
 # Who says what: the trainer before the first rollout, the rollout of lost engines.
-SOURCE, ROLLOUT = "trainer", "rollout"
+SOURCE = "trainer"
 # One call to an engine: a burst of decode steps, or reading a file.
 CALL_SECONDS = 60.0
 
@@ -84,14 +84,6 @@ def _tell(proofs: Sequence[Said | None], services: RunServices) -> None:
         services.record(Note("info" if said.drafts else "warning", f"{which}: {said.text}"), SOURCE)
 
 
-def leave_out(engines: list[Any], services: RunServices) -> None:
-    """Go on without engines that are gone, in a run that can, and say so. Raises RuntimeError if none is left."""
-    if not services.settings.outlives_engines:
-        return
-    for lost in leave_out_lost(engines):
-        services.record(Note("warning", lost.sentence), ROLLOUT)
-
-
 def ask_engines(engines: list[Any], services: RunServices, ask: Callable[[Any], Any], limit_s: float) -> list[Any]:
     """Return what each engine answers, None of one that is gone. Raises what another one raised, or GetTimeoutError.
 
@@ -103,8 +95,7 @@ def ask_engines(engines: list[Any], services: RunServices, ask: Callable[[Any], 
         try:
             answers.append(ray.get(ref, timeout=max(0.0, until - time.monotonic())))
         except (ray.exceptions.RayActorError, EngineCoreError):
-            leave_out(engines, services)
-            if not isinstance(engines[number], LostEngine):
+            if not is_lost(engines, number, services):
                 raise
             answers.append(None)
     return answers

@@ -1,7 +1,7 @@
 """The record of a rollout stage: how far it is, about once a second, and its event at the end.
 
 Invariants:
-- Recording never waits for an engine longer than one poll.
+- Recording never waits for an engine longer than one poll, but for one that is out of reach (engine_errors.py).
 - What it records of an engine adds up to what the engine did since the watch began.
 - It calls at most ENGINES_A_SECOND engines a second, and records as many: more engines are looked at less often. So
   the record of a day takes the same disk and the same time to read, however many engines there are.
@@ -19,8 +19,7 @@ import ray
 from rhyme_openrlhf.telemetry.engine_events import EngineSampler, slowest_sample
 from rhyme_openrlhf.telemetry.events import EvaluationProgress, RolloutFinished, RolloutProgress
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.training.engines import leave_out
+from rhyme_openrlhf.telemetry.services import RunServices, leave_out
 
 SOURCE = "rollout"
 # How often a running rollout is looked at, and how long one look may take before it is given up.

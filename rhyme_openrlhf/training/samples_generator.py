@@ -41,8 +41,8 @@ from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_event
 from rhyme_openrlhf.telemetry.events import Note, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
-from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.training.engines import ask_engines, leave_out
+from rhyme_openrlhf.telemetry.services import RunServices, leave_out
+from rhyme_openrlhf.training.engines import ask_engines
 from rhyme_openrlhf.training.experience import by_worker
 from rhyme_openrlhf.training.reproducible import in_prompt_order, random_state, set_random_state
 from rhyme_openrlhf.training.rollout_watch import SOURCE, EvaluationWatch, RolloutWatch, rollout_finished

@@ -40,10 +40,10 @@ from rhyme_openrlhf.telemetry.events import (
     StageStarted,
     TrainStep,
 )
-from rhyme_openrlhf.telemetry.services import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices, leave_out
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
-from rhyme_openrlhf.training.engines import install_profiles, leave_out, wait_for_engines
+from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequested, one_sentence
 from rhyme_openrlhf.training.learning import Learning

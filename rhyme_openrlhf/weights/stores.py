@@ -17,9 +17,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rhyme_openrlhf.engine_errors import ASK_AGAIN_SECONDS, GONE_SECONDS, LostEngine, leave_out_lost
+from rhyme_openrlhf.engine_errors import ASK_AGAIN_SECONDS, GONE_SECONDS, LostEngine, last_line
 from rhyme_openrlhf.telemetry.events import Note
-from rhyme_openrlhf.telemetry.services import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices, is_lost
 from rhyme_openrlhf.weights.buckets import Segment
 from rhyme_openrlhf.weights.node import NodeWeights
 
@@ -73,16 +73,8 @@ class EngineNodes:
     def lose(self, node: str) -> None:
         """Leave out the engines that had ranks on a node that is gone. Raises WeightSyncError where one must not be."""
         for number in range(len(self._engines)):
-            if node in self.of(number) and not self.is_lost(number):
+            if node in self.of(number) and not is_lost(self._engines, number, self._services):
                 raise WeightSyncError(f"{node_name(node)} is gone, and ranks of engine {number} with it")
-
-    def is_lost(self, engine: int) -> bool:
-        """Return whether an engine that failed is gone, once Ray knows; it is then left out, in a run that can."""
-        if not self._services.settings.outlives_engines:
-            return False
-        for lost in leave_out_lost(self._engines):
-            self._services.record(Note("warning", lost.sentence), SOURCE)
-        return isinstance(self._engines[engine], LostEngine)
 
 
 class NodeStores:
@@ -148,6 +140,11 @@ class NodeStores:
         for node, ref in coming.items():
             try:
                 ray.get(ref)
+            except ray.exceptions.RayTaskError as error:
+                # Of the node that it is fetched from.
+                raise WeightSyncError(
+                    f"{node_name(node)} could not fetch weight version {version}: {last_line(error)}"
+                ) from error
             except ray.exceptions.RayActorError:
                 until = time.monotonic() + GONE_SECONDS
                 while is_alive(node):

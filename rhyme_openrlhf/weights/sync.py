@@ -21,7 +21,7 @@ import ray
 
 from rhyme_openrlhf.engine_errors import EngineCoreError
 from rhyme_openrlhf.telemetry.events import WeightsLoaded, WeightsPublished
-from rhyme_openrlhf.telemetry.services import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices, is_lost
 from rhyme_openrlhf.weights.buckets import Bucket, Segment, writers, written_by
 from rhyme_openrlhf.weights.stores import SOURCE, EngineNodes, NodeStores, settled, wait_for
 
@@ -68,7 +68,7 @@ class WeightSync:
                 took: float = ray.get(ref)
             except (ray.exceptions.RayActorError, EngineCoreError):
                 # What an engine that is gone has loaded matters to nobody.
-                if not self._known_nodes.is_lost(engine):
+                if not is_lost(self._engines, engine, self._services):
                     raise
                 continue
             self._services.record(WeightsLoaded(version, engine, took), SOURCE)
@@ -89,11 +89,7 @@ class WeightSync:
         assert self._nodes is not None
         return self._nodes
 
-    def prepare(self) -> None:
-        """Start what brings weights to the nodes, so that the first version need not wait for it."""
-        self._prepared()
-
-    def _prepared(self) -> NodeStores:
+    def prepare(self) -> NodeStores:
         """Return what brings weights to the nodes, started if that is not done; engines must be there.
 
         What holds for the whole run is told here, so that a version's messages are small: paths and numbers.
@@ -118,7 +114,7 @@ class WeightSync:
 
     def _begin(self, version: int) -> _Coming:
         """Make room for a version on every node, and have it written there; waits for none of it to arrive."""
-        stores = self._prepared()
+        stores = self.prepare()
         started = time.monotonic()
         segments = stores.begin(version)
         published = [
@@ -132,7 +128,7 @@ class WeightSync:
         self._wait(coming.published, "the policy to publish its weights")
         took, nbytes = time.monotonic() - coming.started, sum(bucket.nbytes for bucket in self._buckets)
         self._services.record(WeightsPublished(coming.version, took, nbytes, len(self._buckets)), SOURCE)
-        self._prepared().fetched(coming.fetched, coming.version)
+        self.prepare().fetched(coming.fetched, coming.version)
 
     def _segments(self, coming: _Coming) -> list[Segment | None]:
         """Return what each engine loads, None of one that is lost."""

@@ -23,13 +23,13 @@ from rhyme_openrlhf.history.earlier import (
     EarlierRuns,
     Known,
     Sources,
-    Standing,
     agreement,
     around,
 )
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.record import HEAD, Record, encode
 from rhyme_openrlhf.history.store import MOST_RUNS, archives_in
+from rhyme_openrlhf.telemetry.events import EarlierRun
 from tests.examples import examples
 from tests.history.archives import LIMIT, TOKENIZER, about, archive, record
 
@@ -193,10 +193,13 @@ def test_what_was_found_out_is_told(tmp_path: Path) -> None:
     archive_of_another = archive(tmp_path / "other", record("c" * 32, 1, real))
     runs = runs_of(good, bad, archive_of_another)
     runs.known([P, Q])
-    assert runs.standings() == [Standing(good, 1, 2, 2, 0, 0, 0, False), Standing(bad, 1, 2, 1, 0, 0, 0, False)]
+    assert runs.reports(5, 3) == [
+        EarlierRun(5, 3, "good", "", str(good.directory), 1, 2, 2, 0, 0, 0, False),
+        EarlierRun(5, 3, "bad", "", str(bad.directory), 1, 2, 1, 0, 0, 0, False),
+    ]
     runs.judge(P, 0, [Piece([7, 7], real, 1.0)])
     drafted(runs, P, 0)
-    first, second = runs.standings()
+    first, second = runs.reports(5, 3)
     assert (first.drafted_from, first.left_out, second.drafted_from, second.left_out) == (1, False, 0, True)
     assert first.right > 0.9 * first.judged > 100 and second.right < LEAST_RIGHT * second.judged
 

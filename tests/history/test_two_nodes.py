@@ -26,6 +26,7 @@ from rhyme_openrlhf.history.workers import (  # noqa: E402
 from rhyme_openrlhf.prompt_keys import owner, prompt_key  # noqa: E402
 from rhyme_openrlhf.settings.history import HistorySettings  # noqa: E402
 from tests.history.archives import TOKENIZER, about  # noqa: E402
+from tests.ray_clusters import two_nodes  # noqa: E402
 
 pytestmark = pytest.mark.slow
 VOCABULARY = 1000
@@ -36,15 +37,9 @@ LIMIT_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
-def two_nodes(starts_ray: None, starts_cluster: None) -> Iterator[None]:
-    from ray.cluster_utils import Cluster
-
-    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
-    cluster.shutdown()
+def cluster(starts_ray: None, starts_cluster: None) -> Iterator[None]:
+    with two_nodes({"num_cpus": 1}):
+        yield
 
 
 def a_run(path: Path, store: Path) -> list[Any]:
@@ -74,7 +69,7 @@ def drafted(workers: list[Any], number: int) -> list[int]:
     return [] if found is None else DraftIndex.from_buffer(found).draft(said(number)[:8], 7, 3, 8).tokens
 
 
-def test_each_nodes_worker_finds_what_an_earlier_run_has_left(two_nodes: None, tmp_path: Path) -> None:
+def test_each_nodes_worker_finds_what_an_earlier_run_has_left(cluster: None, tmp_path: Path) -> None:
     store = tmp_path / "store"
     assert {owner(key, 2) for key in KEYS} == {0, 1}
     first = a_run(tmp_path / "one", store)

@@ -23,26 +23,18 @@ from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.worker import PromptRollout
 from rhyme_openrlhf.history.workers import checkpoint_file, start_history_workers, stop_history_workers
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
-from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.settings.history import HistorySettings
+from tests.ray_clusters import two_nodes
 
 pytestmark = pytest.mark.timeout(600)
 LIMIT_SECONDS = 120.0
 NODE = {"num_cpus": 1, "object_store_memory": 10**8}
-SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 10}
 
 
 @pytest.fixture(scope="module")
 def cluster(starts_ray: None, starts_cluster: None) -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": SOON})
-    cluster.add_node(**NODE)
-    try:
-        ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": WITHOUT_TORCH})
-        cluster.wait_for_nodes()
+    with two_nodes(NODE) as cluster:
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @ray.remote(num_cpus=0, name="notes")

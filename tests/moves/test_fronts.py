@@ -108,3 +108,39 @@ def test_a_front_that_is_not_reached_is_asked_again_for_a_while() -> None:
         assert len(said) == 1 and made["a"].asked - asked < 2 * UNREACHED_SECONDS
 
     virtual_time.run(main(), 600)
+
+
+def test_two_broken_connections_with_running_prompts_between_are_no_loss() -> None:
+    async def main() -> None:
+        said: list[str] = []
+        fronts, made = fronts_of(said)
+        await fronts.open({"a", "b"})
+        for _ in range(3):
+            made["a"].fails = FrontLost("the front of samples on node a was not reached", dead=False)
+            with pytest.raises(FrontLost):
+                await fronts.generate_responses("a", 0, 0)
+            # Sent again, its prompts run, and none has ended yet.
+            await asyncio.sleep(2 * UNREACHED_SECONDS)
+        made["a"].fails = None
+        assert await fronts.generate_responses("a", 1, 0) == ["a"] and said == []
+
+    virtual_time.run(main(), 600)
+
+
+def test_a_front_that_dies_before_its_first_prompt_ends_no_run() -> None:
+    async def main() -> None:
+        said: list[str] = []
+        fronts, made = fronts_of(said)
+        await fronts.open({"a", "b"})
+        dead = FrontLost("the front of samples on node a died", dead=True)
+
+        async def gone() -> None:
+            raise dead
+
+        made["a"].fails, made["a"].ready = dead, gone  # type: ignore[method-assign]
+        await fronts.open({"a", "b"})
+        with pytest.raises(FrontLost):
+            await fronts.generate_responses("a", 0, 0)
+        assert await fronts.generate_responses("a", 0, 0) == ["b"] and len(said) == 1
+
+    virtual_time.run(main(), 60)

@@ -24,7 +24,6 @@ from ray.cluster_utils import Cluster  # isort: skip
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # isort: skip
 
 from rhyme_openrlhf.engine_errors import LostEngine
-from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
 from rhyme_openrlhf.settings.weights import WeightSettings
@@ -33,6 +32,7 @@ from rhyme_openrlhf.weights.buckets import Parameter, Segment, lay_out, plan_buc
 from rhyme_openrlhf.weights.segment_file import SegmentFile
 from rhyme_openrlhf.weights.stores import WeightSyncError
 from rhyme_openrlhf.weights.sync import WeightSync
+from tests.ray_clusters import two_nodes
 
 # Eight ranks and an engine start one after the other on each node.
 LIMIT_SECONDS = 240.0
@@ -125,17 +125,8 @@ class Engine:
 def cluster(starts_ray: None, starts_cluster: None) -> Iterator[Cluster]:
     # Ray's processes do not find the tests.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    # A lost node is found soon.
-    soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": soon})
-    cluster.add_node(**NODE)
-    try:
-        ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": WITHOUT_TORCH})
-        cluster.wait_for_nodes()
+    with two_nodes(NODE) as cluster:
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +223,7 @@ def engine_on(node: str, number: int, heard: Path) -> Any:
 def test_a_store_whose_process_died_is_started_again(nodes: list[str], heard: Path) -> None:
     sync, recorded = syncing(policy_on(nodes[0], 2, heard, 1), [engine_on(nodes[0], 20, heard)])
     sync.sync(21)
-    store = sync._prepared()._stores[nodes[0]]
+    store = sync.prepare()._stores[nodes[0]]
     process = ray.get(store.__ray_call__.remote(lambda _: os.getpid()))
     os.kill(process, signal.SIGKILL)
     sync.sync(22)

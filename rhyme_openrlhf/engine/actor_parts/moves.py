@@ -57,6 +57,8 @@ ABORTED = "abort"
 # The engine core and vLLM's frontend differ by the steps whose output is on its way between them.
 CATCH_UP_SECONDS = 10.0
 POLL_SECONDS = 0.001
+# Between two looks at vLLM's process, of a sample that waits for weights.
+LOOK_SECONDS = 1.0
 # Only a record waits for it.
 FIRST_TOKEN_POLL_SECONDS = 0.02
 
@@ -144,8 +146,15 @@ class Moves(Part):
             self._stays.goes(place)
         if not started.refused and progress is None:
             # Outside of the lock, for which a weight load waits.
-            await self.engine.until_open()
+            await self._until_open()
         return dataclasses.replace(started, weight_version=self.engine.weight_version)
+
+    async def _until_open(self) -> None:
+        """Wait until samples may start. Raises EngineCoreError when vLLM's process is gone, which opens no more."""
+        while not self.engine.is_open:
+            await self.engine.alive()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.engine.until_open(), LOOK_SECONDS)
 
     async def _start(
         self,

@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from rhyme_openrlhf.engine.actor_parts.moves import Moves
+from rhyme_openrlhf.engine.actor_parts.moves import LOOK_SECONDS, Moves
 from rhyme_openrlhf.engine.messages import Progress, SampleRequest, Started
+from rhyme_openrlhf.engine_errors import EngineCoreError
 from tests import virtual_time
 
 
@@ -21,7 +22,7 @@ class Engine(NS):
     weight_version = 0
 
     def __init__(self) -> None:
-        super().__init__(index=0, opened=asyncio.Event())
+        super().__init__(index=0, opened=asyncio.Event(), is_dead=False)
 
     @property
     def is_open(self) -> bool:
@@ -31,7 +32,8 @@ class Engine(NS):
         await self.opened.wait()
 
     async def alive(self) -> None:
-        pass
+        if self.is_dead:
+            raise EngineCoreError("vLLM's process is gone")
 
     def loads(self, version: int, part: Moves) -> None:
         self.weight_version = version
@@ -75,5 +77,24 @@ def test_a_sample_starts_with_the_weights_that_it_waited_for(monkeypatch: pytest
         assert not waiting.done()
         engine.loads(1, part)
         assert (await waiting).weight_version == 1
+
+    virtual_time.run(main(), 60)
+
+
+def test_a_sample_waits_for_no_weights_of_an_engine_whose_vllm_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine: Any = Engine()
+        part = Moves(engine)
+
+        async def start(*_: Any) -> Started:
+            return Started()
+
+        monkeypatch.setattr(part, "_start", start)
+        waiting = asyncio.create_task(part.start_sample("1.0", SampleRequest((1,), NS(max_tokens=4, seed=None))))
+        await asyncio.sleep(3)
+        assert not waiting.done()
+        engine.is_dead = True
+        await asyncio.sleep(2 * LOOK_SECONDS)
+        assert isinstance(waiting.exception(), EngineCoreError)
 
     virtual_time.run(main(), 60)

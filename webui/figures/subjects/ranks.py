@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.latest_events import latest
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import RankStabilityRow
+from rhyme_openrlhf.telemetry.events import RankStability
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.chart import Content
 from rhyme_openrlhf.webui.figures.drawing.series import Bars, Dots, Line
@@ -32,29 +32,13 @@ RANK_SHARES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-class RankShares(msgspec.Struct):
-    """The event `rank_stability`: shares of an epoch's responses by the outcome of their predicted group.
-
-    Fields are None in records of older versions; `telemetry/events.py` defines them.
-    """
-
-    epoch: int
-    groups: int | None = None
-    responses: int | None = None
-    accurate: float | None = None
-    near_boundary: float | None = None
-    not_last: float | None = None
-    within_reach: float | None = None
-    migrated: float | None = None
-
-
 def _stability(session: Session, run: Run, window: Window) -> list[RankStabilityRow]:
     query = select(RankStabilityRow).where(RankStabilityRow.run_id == run.id).order_by(RankStabilityRow.epoch.desc())
     return list(reversed(session.scalars(query.limit(window.points)).all()))
 
 
-def _shares(session: Session, run: Run, window: Window) -> list[RankShares]:
-    found = latest(session, run, "rank_stability", RankShares, MOST_EPOCHS, by=("epoch",)).bodies
+def _shares(session: Session, run: Run, window: Window) -> list[RankStability]:
+    found = latest(session, run, RankStability.kind, RankStability, MOST_EPOCHS, by=("epoch",)).bodies
     return sorted(found, key=lambda one: one.epoch)
 
 
@@ -69,7 +53,7 @@ def _correlation(rows: Sequence[RankStabilityRow]) -> Content | None:
     return Content([line], f"Epoch {last.epoch}: {text.number(last.correlation)} over {last.prompts} prompts.")
 
 
-def _outcomes(rows: Sequence[RankShares]) -> Content | None:
+def _outcomes(rows: Sequence[RankStability]) -> Content | None:
     """Return the outcomes of the groups that the epoch before predicted (RhymeRL, figure 9 and table 2)."""
     known = [row for row in rows if row.accurate is not None]
     if not known:

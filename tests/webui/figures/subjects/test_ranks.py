@@ -3,7 +3,8 @@
 import pytest
 
 from rhyme_openrlhf.api.store.record import RankStabilityRow
-from rhyme_openrlhf.webui.figures.subjects.ranks import RANK_SHARES, RankShares
+from rhyme_openrlhf.telemetry.events import RankStability
+from rhyme_openrlhf.webui.figures.subjects.ranks import RANK_SHARES
 from tests.webui.figure_rows import draw, traces
 
 
@@ -16,8 +17,10 @@ def test_stability_leaves_out_epochs_without_a_correlation() -> None:
 
 def test_the_four_shares_are_stacked_and_the_nearly_right_ones_marked() -> None:
     rows = [
-        RankShares(2),  # an older writer's
-        RankShares(3, 8, 96, accurate=0.7, near_boundary=0.2, not_last=0.2, within_reach=0.06, migrated=0.04),
+        RankStability(2, 0.5, 12),  # an older writer's
+        RankStability(
+            3, 0.5, 12, 8, 96, accurate=0.7, near_boundary=0.2, not_last=0.2, within_reach=0.06, migrated=0.04
+        ),
     ]
     figure = draw("rank_shares", rows)
     drawn = traces(figure)
