@@ -6,14 +6,12 @@
         run = client.start("rhyme demo", name="trial")
         print(client.wait(run["uid"])["reward"])
 
-Read in this order: `models.py` (the JSON that comes back), `calls.py` (every request, once), `client.py` and
-`async_client.py` (which send them), `transport.py` (limits and live streams), `errors.py`, `access.py` (address and
-token).
+Read in this order: `models.py` (the JSON that comes back), `calls.py` (every request, once), `client.py` (which sends
+them, blocking or for asyncio), `transport.py` (limits and live streams), `errors.py`, `access.py` (address and token).
 """
 
 from rhyme_openrlhf.client.access import Access, find_access
-from rhyme_openrlhf.client.async_client import AsyncClient
-from rhyme_openrlhf.client.client import Client, exchange
+from rhyme_openrlhf.client.client import AsyncClient, Client, exchange
 from rhyme_openrlhf.client.errors import AccessError, ClientError, UnreachableError
 
 __all__ = [

@@ -1,16 +1,27 @@
-"""The client: sends the requests of `calls.py`, with a limit for every wait and a sentence for every failure.
+"""The clients: they send the requests of `calls.py`, with a limit for every wait and a sentence for every failure.
 
 Streams go on by Last-Event-ID after a broken connection, so nothing is shown twice or missed.
+
+Invariant: everything is written once, for `AsyncClient`. `Client` runs the same coroutines without an event loop.
+There they await httpx's blocking client and a blocking sleep, so they are never suspended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import httpx
 
@@ -37,96 +48,118 @@ Result = TypeVar("Result")
 Given = ParamSpec("Given")
 
 
-def sends(make: Callable[Given, Call[Result]]) -> Callable[Concatenate[Client, Given], Result]:
-    """Return the method that sends the request of `make`, with its parameters and description."""
+class Sent(Generic[Given, Result]):
+    """A method that sends the request of `make`, with its parameters and description."""
 
+    def __init__(self, make: Callable[Given, Call[Result]]) -> None:
+        self._make = make
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[Given, Call[Result]]: ...
+    @overload
+    def __get__(self, client: Client, owner: type) -> Callable[Given, Result]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: type) -> Callable[Given, Coroutine[Any, Any, Result]]: ...
+    def __get__(self, client: Client | AsyncClient | None, owner: type) -> Callable[Given, Any]:
+        return self._make if client is None else _after(self._make, client.send)
+
+
+class Listed(Generic[Given, Result]):
+    """A method that yields the items of the list of `make`."""
+
+    def __init__(self, make: Callable[Given, Call[Result]]) -> None:
+        self._make = make
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[Given, Call[Result]]: ...
+    @overload
+    def __get__(self, client: Client, owner: type) -> Callable[Given, Iterator[Result]]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: type) -> Callable[Given, AsyncIterator[Result]]: ...
+    def __get__(self, client: Client | AsyncClient | None, owner: type) -> Callable[Given, Any]:
+        return self._make if client is None else _after(self._make, client.pages)
+
+
+def _after(make: Callable[Given, Call[Any]], send: Callable[[Call[Any]], Any]) -> Callable[Given, Any]:
     @functools.wraps(make)
-    def method(client: Client, /, *given: Given.args, **named: Given.kwargs) -> Result:
-        return client.send(make(*given, **named))
+    def method(*given: Given.args, **named: Given.kwargs) -> Any:
+        return send(make(*given, **named))
 
     return method
 
 
-def lists(make: Callable[Given, Call[Result]]) -> Callable[Concatenate[Client, Given], Iterator[Result]]:
-    """Return the method that yields the items of the list of `make`."""
+class _Requests:
+    """The requests of both clients."""
 
-    @functools.wraps(make)
-    def method(client: Client, /, *given: Given.args, **named: Given.kwargs) -> Iterator[Result]:
-        return client.pages(make(*given, **named))
+    whoami = Sent(calls.whoami)
+    tokens = Listed(calls.tokens)
+    make_token = Sent(calls.make_token)
+    revoke_token = Sent(calls.revoke_token)
+    audit = Listed(calls.audit)
+    webhooks = Listed(calls.webhooks)
+    make_webhook = Sent(calls.make_webhook)
+    edit_webhook = Sent(calls.edit_webhook)
+    delete_webhook = Sent(calls.delete_webhook)
+    test_webhook = Sent(calls.test_webhook)
+    deliveries = Listed(calls.deliveries)
+    runs = Listed(calls.runs)
+    views = Listed(calls.views)
+    save_view = Sent(calls.save_view)
+    rename_view = Sent(calls.rename_view)
+    delete_view = Sent(calls.delete_view)
+    run = Sent(calls.run)
+    queue = Sent(calls.queue)
+    start = Sent(calls.start)
+    sweep = Sent(calls.sweep)
+    experiments = Listed(calls.experiments)
+    groups = Sent(calls.groups)
+    stop_experiment = Sent(calls.stop_experiment)
+    clone = Sent(calls.clone)
+    stop = Sent(calls.stop)
+    resume = Sent(calls.resume)
+    edit = Sent(calls.edit)
+    archive = Sent(calls.archive)
+    unarchive = Sent(calls.unarchive)
+    delete = Sent(calls.delete)
+    compare = Sent(calls.compare)
+    config_difference = Sent(calls.config_difference)
+    series = Sent(calls.series)
+    steps = Listed(calls.steps)
+    events = Listed(calls.events)
+    logs = Sent(calls.logs)
+    log = Sent(calls.log)
+    files = Sent(calls.files)
+    import_directory = Sent(calls.import_directory)
 
-    return method
 
+class AsyncClient(_Requests):
+    """`Client` for asyncio; use it in an `async with` block."""
 
-class Client:
-    """Requests to one control plane; use it in a `with` block.
-
-    Without arguments it uses the address and token of `rhyme runs`. A run is named by its uid; `find` gives the uid of
-    a name. Methods raise ClientError.
-    """
+    _pause: Callable[[float], Awaitable[None]] = staticmethod(asyncio.sleep)
 
     def __init__(
-        self, url: str = "", token: str = "", *, token_file: str = "", transport: httpx.BaseTransport | None = None
+        self, url: str = "", token: str = "", *, token_file: str = "", transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         access = resolve(url, token, token_file)
         self.url = access.url
-        self._http = httpx.Client(**options(access), transport=transport)
+        self._http = httpx.AsyncClient(**options(access), transport=transport)
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        await self._http.aclose()
 
-    whoami = sends(calls.whoami)
-    tokens = lists(calls.tokens)
-    make_token = sends(calls.make_token)
-    revoke_token = sends(calls.revoke_token)
-    audit = lists(calls.audit)
-    webhooks = lists(calls.webhooks)
-    make_webhook = sends(calls.make_webhook)
-    edit_webhook = sends(calls.edit_webhook)
-    delete_webhook = sends(calls.delete_webhook)
-    test_webhook = sends(calls.test_webhook)
-    deliveries = lists(calls.deliveries)
-    runs = lists(calls.runs)
-    views = lists(calls.views)
-    save_view = sends(calls.save_view)
-    rename_view = sends(calls.rename_view)
-    delete_view = sends(calls.delete_view)
-    run = sends(calls.run)
-    queue = sends(calls.queue)
-    start = sends(calls.start)
-    sweep = sends(calls.sweep)
-    experiments = lists(calls.experiments)
-    groups = sends(calls.groups)
-    stop_experiment = sends(calls.stop_experiment)
-    clone = sends(calls.clone)
-    stop = sends(calls.stop)
-    resume = sends(calls.resume)
-    edit = sends(calls.edit)
-    archive = sends(calls.archive)
-    unarchive = sends(calls.unarchive)
-    delete = sends(calls.delete)
-    compare = sends(calls.compare)
-    config_difference = sends(calls.config_difference)
-    series = sends(calls.series)
-    steps = lists(calls.steps)
-    events = lists(calls.events)
-    logs = sends(calls.logs)
-    log = sends(calls.log)
-    files = sends(calls.files)
-    import_directory = sends(calls.import_directory)
-
-    def find(self, name: str) -> str:
+    async def find(self, name: str) -> str:
         """Return the uid of a run by its uid, the beginning of its uid, its name, or "last"."""
         lookup = Lookup(name)
-        return lookup.uid or lookup.chosen(list(self.pages(lookup.candidates())))
+        return lookup.uid or lookup.chosen([run async for run in self.pages(lookup.candidates())])
 
-    def wait(
+    async def wait(
         self, uid: str, *, statuses: Iterable[str] = ENDED, limit_s: float = 86_400.0, poll_s: float = POLL_SECONDS
     ) -> models.RunDetail:
         """Wait until a run has one of `statuses`, by default until it has ended, and return it.
@@ -135,85 +168,94 @@ class Client:
         """
         wanted, end = frozenset(statuses), time.monotonic() + limit_s
         while True:
-            run = self.run(uid)
+            run = await self.run(uid)
             if run["status"] in wanted or time.monotonic() >= end:
                 return run
-            time.sleep(poll_s)
+            await self._pause(poll_s)
 
-    def follow_events(self, uid: str, *, kinds: Sequence[str] = (), after: int = 0) -> Iterator[models.Event | None]:
+    def follow_events(
+        self, uid: str, *, kinds: Sequence[str] = (), after: int = 0
+    ) -> AsyncIterator[models.Event | None]:
         """Yield events as they are stored, without end; None at least every 15 seconds."""
-        for one in self.follow(calls.follow_events(uid, kinds=kinds, after=after)):
-            yield json.loads(one.data) if one.kind == "message" else None
+        return self._messages(calls.follow_events(uid, kinds=kinds, after=after))
 
-    def follow_log(self, uid: str, attempt: int, name: str, *, start: int) -> Iterator[models.LogChunk | None]:
+    def follow_log(self, uid: str, attempt: int, name: str, *, start: int) -> AsyncIterator[models.LogChunk | None]:
         """Yield what is written to a log file from byte `start` on, without end; None at least every 15 seconds."""
-        for one in self.follow(calls.follow_log(uid, attempt, name, start=start)):
-            yield json.loads(one.data) if one.kind == "message" else None
+        return self._messages(calls.follow_log(uid, attempt, name, start=start))
 
-    @contextmanager
-    def export(self, uid: str = "", table: str = "steps", *, form: str = "csv") -> Iterator[Iterator[bytes]]:
+    async def _messages(self, call: Call[Any]) -> AsyncIterator[Any]:
+        async with aclosing(self.follow(call)) as found:
+            async for one in found:
+                yield json.loads(one.data) if one.kind == "message" else None
+
+    @asynccontextmanager
+    async def export(
+        self, uid: str = "", table: str = "steps", *, form: str = "csv"
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Give the bytes of a run's table, or without a run of the table of all runs, as they arrive."""
-        with self._bytes(calls.export(uid, table, form=form)) as found:
+        async with self._bytes(calls.export(uid, table, form=form)) as found:
             yield found
 
-    @contextmanager
-    def download(self, uid: str, attempt: int, kinds: Sequence[str] = ()) -> Iterator[Iterator[bytes]]:
+    @asynccontextmanager
+    async def download(self, uid: str, attempt: int, kinds: Sequence[str] = ()) -> AsyncIterator[AsyncIterator[bytes]]:
         """Give the bytes of an archive (.tar.gz) of an attempt's files, as they arrive.
 
         Without `kinds`: record, logs and samples.
         """
-        with self._bytes(calls.download(uid, attempt, kinds)) as found:
+        async with self._bytes(calls.download(uid, attempt, kinds)) as found:
             yield found
 
-    @contextmanager
-    def _bytes(self, call: Call[Any]) -> Iterator[Iterator[bytes]]:
-        with in_words(self.url), self._http.stream(call.method, call.path, params=dict(call.params)) as response:
-            if response.is_error:
-                response.read()
-                raise refusal(response, self.url)
-            yield response.iter_bytes()
+    @asynccontextmanager
+    async def _bytes(self, call: Call[Any]) -> AsyncIterator[AsyncIterator[bytes]]:
+        with in_words(self.url):
+            async with self._http.stream(call.method, call.path, params=dict(call.params)) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise refusal(response, self.url)
+                yield response.aiter_bytes()
 
-    def send(self, call: Call[Result]) -> Result:
+    async def send(self, call: Call[Result]) -> Result:
         """Send a request and return its response; repeat it while the service asks to come back later."""
         with in_words(self.url):
             for left in reversed(range(TRIES)):
-                response = self._http.request(
+                response = await self._http.request(
                     call.method, call.path, params=dict(call.params), json=call.body, headers=dict(call.headers)
                 )
                 if response.status_code not in PUT_OFF or not left:
                     break
-                time.sleep(pause_after(response))
+                await self._pause(pause_after(response))
         found: Result = content(response, self.url)
         return found
 
-    def pages(self, call: Call[Result]) -> Iterator[Result]:
+    async def pages(self, call: Call[Result]) -> AsyncIterator[Result]:
         """Yield the items of a list, one page a request."""
         cursor, left = None, call.most
         while left > 0:
-            page = self.send(call.page(left, cursor))
-            yield from page["items"]
+            page = await self.send(call.page(left, cursor))
+            for one in page["items"]:
+                yield one
             left -= len(page["items"])
             cursor = page["next_cursor"]
             if cursor is None:
                 return
 
-    def follow(self, call: Call[Any]) -> Iterator[SseEvent]:
+    async def follow(self, call: Call[Any]) -> AsyncGenerator[SseEvent, None]:
         """Yield the events of a stream without end; pings come as events of kind "ping"."""
         last_id = ""
         heard, pause = time.monotonic(), 0.5
         while True:
             headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
             try:
-                with self._http.stream(
+                async with self._http.stream(
                     call.method, call.path, params=dict(call.params), headers=headers, timeout=STREAM_TIMEOUT
                 ) as response:
                     if response.is_error:
-                        response.read()
+                        await response.aread()
                         if response.status_code < 500 and response.status_code not in PUT_OFF:
                             raise refusal(response, self.url)
                     else:
                         parser = SseParser()
-                        for line in response.iter_lines():
+                        async for line in response.aiter_lines():
                             heard, pause = time.monotonic(), 0.5
                             for event in parser.feed(line):
                                 last_id = event.id or last_id
@@ -224,8 +266,144 @@ class Client:
                 problem = f"it answers {response.status_code}"
             if time.monotonic() - heard > GIVE_UP_SECONDS:
                 raise UnreachableError(f"{self.url} has not come back for {GIVE_UP_SECONDS:.0f} s ({problem})")
-            time.sleep(pause)
+            await self._pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+class _BlockingResponse:
+    """A response of httpx's blocking client, read by the asynchronous one's methods."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+    async def aread(self) -> bytes:
+        return self._response.read()
+
+    async def aiter_lines(self) -> AsyncIterator[str]:
+        for line in self._response.iter_lines():
+            yield line
+
+    async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        for piece in self._response.iter_bytes():
+            yield piece
+
+
+class _BlockingHttp:
+    """httpx's blocking client behind the asynchronous one's methods."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+
+    async def request(self, *given: Any, **named: Any) -> httpx.Response:
+        return self._http.request(*given, **named)
+
+    @asynccontextmanager
+    async def stream(self, *given: Any, **named: Any) -> AsyncIterator[_BlockingResponse]:
+        with self._http.stream(*given, **named) as response:
+            yield _BlockingResponse(response)
+
+    async def aclose(self) -> None:
+        self._http.close()
+
+
+class _Blocking(AsyncClient):
+    """An asynchronous client whose coroutines are never suspended."""
+
+    def __init__(self, access: Access, transport: httpx.BaseTransport | None) -> None:
+        self.url = access.url
+        self._http = cast(httpx.AsyncClient, _BlockingHttp(httpx.Client(**options(access), transport=transport)))
+
+    async def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _finished(work: Awaitable[Result]) -> Result:
+    """Return the result of a coroutine that is never suspended."""
+    try:
+        cast(Coroutine[Any, Any, Result], work).send(None)
+    except StopIteration as end:
+        return cast(Result, end.value)
+    raise AssertionError("a blocking client's coroutine was suspended")
+
+
+def _one_by_one(found: AsyncIterator[Result]) -> Iterator[Result]:
+    try:
+        while True:
+            yield _finished(anext(found))
+    except StopAsyncIteration:
+        return
+    finally:
+        _finished(cast(Any, found).aclose())
+
+
+def _at_once(
+    method: Callable[Concatenate[AsyncClient, Given], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Client, Given], Result]:
+    @functools.wraps(method)
+    def face(client: Client, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        return _finished(method(client._inner, *given, **named))
+
+    return face
+
+
+def _items(
+    method: Callable[Concatenate[AsyncClient, Given], AsyncIterator[Result]],
+) -> Callable[Concatenate[Client, Given], Iterator[Result]]:
+    @functools.wraps(method)
+    def face(client: Client, /, *given: Given.args, **named: Given.kwargs) -> Iterator[Result]:
+        return _one_by_one(method(client._inner, *given, **named))
+
+    return face
+
+
+def _pieces(
+    method: Callable[Concatenate[AsyncClient, Given], AbstractAsyncContextManager[AsyncIterator[bytes]]],
+) -> Callable[Concatenate[Client, Given], AbstractContextManager[Iterator[bytes]]]:
+    @functools.wraps(method)
+    @contextmanager
+    def face(client: Client, /, *given: Given.args, **named: Given.kwargs) -> Iterator[Iterator[bytes]]:
+        held = method(client._inner, *given, **named)
+        pieces = _finished(held.__aenter__())
+        try:
+            yield _one_by_one(pieces)
+        finally:
+            _finished(held.__aexit__(*sys.exc_info()))
+
+    return face
+
+
+class Client(_Requests):
+    """Requests to one control plane; use it in a `with` block.
+
+    Without arguments it uses the address and token of `rhyme runs`. A run is named by its uid; `find` gives the uid of
+    a name. Methods raise ClientError.
+    """
+
+    def __init__(
+        self, url: str = "", token: str = "", *, token_file: str = "", transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._inner = _Blocking(resolve(url, token, token_file), transport)
+        self.url = self._inner.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    close = _at_once(AsyncClient.close)
+    find = _at_once(AsyncClient.find)
+    wait = _at_once(AsyncClient.wait)
+    follow_events = _items(AsyncClient.follow_events)
+    follow_log = _items(AsyncClient.follow_log)
+    export = _pieces(AsyncClient.export)
+    download = _pieces(AsyncClient.download)
+    send = _at_once(AsyncClient.send)
+    pages = _items(AsyncClient.pages)
+    follow = _items(AsyncClient.follow)
 
 
 def exchange(url: str, code: str, name: str) -> Access:

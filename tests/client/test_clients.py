@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import httpx
@@ -33,12 +34,12 @@ DESCRIBED = {
 
 
 def public(kind: type) -> dict[str, Any]:
-    return {name: one for name, one in vars(kind).items() if not name.startswith("_") and callable(one)}
+    return {name: one for name, one in inspect.getmembers(kind, callable) if not name.startswith("_")}
 
 
 def test_both_clients_have_the_same_methods() -> None:
     one, other = public(Client), public(AsyncClient)
-    assert set(one) == set(other)
+    assert set(one) == set(other) and len(one) > 45
     for name, method in one.items():
         mine, theirs = inspect.signature(method), inspect.signature(other[name])
         assert mine.parameters == theirs.parameters, name
@@ -110,3 +111,30 @@ def test_a_refused_argument_is_named_as_its_option() -> None:
     answer = httpx.Response(422, json={"detail": "the run cannot be started", "errors": errors})
     told = str(refusal(answer, BASE))
     assert told == "the run cannot be started (--ckpt.path: must be an absolute path)"
+
+
+class Stream(httpx.SyncByteStream):
+    """Two events; says when it was closed."""
+
+    closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b'id: 1\ndata: {"id": 1}\n\n'
+        yield b'id: 2\ndata: {"id": 2}\n\n'
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_blocking_client_runs_inside_an_event_loop_and_ends_what_is_no_longer_read() -> None:
+    stream = Stream()
+    found = httpx.MockTransport(lambda request: httpx.Response(200, stream=stream))
+
+    async def inside() -> None:
+        with Client(BASE, "token", transport=found) as client:
+            for event in client.follow_events(RUN):
+                assert event == {"id": 1} and not stream.closed
+                break
+            assert stream.closed
+
+    asyncio.run(inside())
