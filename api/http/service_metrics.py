@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import ACTIVE, RUN_STATUSES
+from rhyme_openrlhf.telemetry.metrics import FIGURES
 
 # From a page's query (milliseconds) to the start of a large export.
 REQUEST_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -22,10 +23,11 @@ REQUEST_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10
 RUN_GAUGES = {
     "rhyme:run_step": ("step", "Newest training step of an active run."),
     "rhyme:run_steps_planned": ("steps_total", "Planned training steps, if known."),
-    "rhyme:run_reward": ("reward", "Mean reward of the newest step."),
-    "rhyme:run_tokens_per_second": ("tokens_per_second", "Response tokens per second of the newest rollout stage."),
-    "rhyme:run_speculation_rate": ("speculation_rate", "Share of response tokens that came from accepted drafts."),
-    "rhyme:run_bubble_fraction": ("bubble_fraction", "Share of engine time with nothing to run."),
+    "rhyme:run_reward": ("reward", "Mean reward of the last epoch with rewards."),
+    **{
+        f"rhyme:run_{name}": (name, f"{FIGURES[name].sentence}.")
+        for name in ("tokens_per_second", "speculation_rate", "bubble_fraction")
+    },
     "rhyme:run_dropped_events": ("dropped_events", "Events of the run that never arrived."),
     "rhyme:run_last_event_timestamp_seconds": ("last_event_at", "Time of the newest event, unix seconds."),
 }

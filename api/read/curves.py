@@ -6,7 +6,8 @@ step began, or in response tokens or samples of all steps so far. Steps whose x 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,12 +22,13 @@ from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.curve_blocks import NO_POINTS, Points, metric_names
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.step_figures import COLUMNS, FIGURES
+from rhyme_openrlhf.telemetry import metrics
 
 Axis = Literal["step", "time", "tokens", "samples"]
 # The column of a step that each axis adds up; time is not added up.
 _ADDED_UP: dict[Axis, str] = {"tokens": "response_tokens", "samples": "samples"}
-# Figures computed from two curves that are stored, so that they need no blocks of their own.
-RATIOS: dict[str, tuple[str, str]] = {"earlier_share": ("accepted_earlier", "engine_tokens")}
+# Figures computed here from curves of columns, because no blocks hold their values.
+RATIOS = {name: figure for name, figure in metrics.FIGURES.items() if name not in FIGURES}
 # A chart's width in pixels, and more than any chart has.
 POINTS = 500
 MOST_POINTS = 5000
@@ -45,8 +47,8 @@ class Curve:
 
 def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
     """Return the names of the run's curves: columns, figures and metrics."""
-    metrics = metric_names(session.connection(), run.id)
-    return {"columns": list(COLUMNS), "figures": [*FIGURES, *RATIOS], "metrics": metrics}
+    names = metric_names(session.connection(), run.id)
+    return {"columns": list(COLUMNS), "figures": [*FIGURES, *RATIOS], "metrics": names}
 
 
 def curves(
@@ -59,9 +61,9 @@ def curves(
     take precedence over metrics of the same name. Raises NotFoundError.
     """
     ends = ["finished_at"] if axis == "time" else []
-    stored = [part for name in names for part in RATIOS.get(name, (name,))]
+    stored = [part for name in names for part in (RATIOS[name].columns if name in RATIOS else (name,))]
     found = read_points(session, uid, [*stored, *ends], from_step, to_step)
-    found |= {name: _ratio(*(found[part] for part in RATIOS[name])) for name in names if name in RATIOS}
+    found |= {name: _figure(RATIOS[name], found) for name in names if name in RATIOS}
     places = None
     if axis == "time":
         places = _since_the_start(session, uid, found["finished_at"])
@@ -80,11 +82,11 @@ def curves(
     return shown
 
 
-def _ratio(numerator: Points, denominator: Points) -> Points:
-    """Return the ratio at the steps that both have; without a value where the denominator is 0."""
-    steps, above, below = np.intersect1d(numerator.steps, denominator.steps, assume_unique=True, return_indices=True)
-    by = denominator.values[below]
-    return Points(steps, numerator.values[above] / np.where(by == 0, np.nan, by))
+def _figure(figure: metrics.Figure, of: Mapping[str, Points]) -> Points:
+    """Return a figure at the steps that all its columns have; without a value where the denominator is 0."""
+    steps = functools.reduce(np.intersect1d, (of[name].steps for name in figure.columns))
+    above, by = figure.parts(lambda name: of[name].values[np.searchsorted(of[name].steps, steps)])
+    return Points(steps, above / np.where(by == 0, np.nan, by))
 
 
 def _since_the_start(session: Session, uid: str, ends: Points) -> Points:

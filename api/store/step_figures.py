@@ -1,6 +1,7 @@
-"""Curves of steps: columns of `steps`, and figures that the database computes from them.
+"""Curves of steps: columns of `steps`, and figures that the database computes from them as `telemetry/metrics.py` says.
 
-Figures follow the definitions of `telemetry/metrics.py` (a test compares them).
+Blocks of curves hold the values of all of them. A figure that is not in `_PACKED` is computed from curves of columns
+(`api/read/curves.py`), so a new one needs no migration.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, Float, case, cast, func
 
 from rhyme_openrlhf.api.store.record import Step
-from rhyme_openrlhf.telemetry.metrics import MS_PER_SECOND
+from rhyme_openrlhf.telemetry import metrics
 
 _NO_CURVES = {"run_id", "step", "attempt_id"}
 COLUMNS: tuple[str, ...] = tuple(column.name for column in Step.__table__.columns if column.name not in _NO_CURVES)
 BUBBLES: tuple[str, ...] = tuple(name for name in COLUMNS if name.startswith("bubble_"))
+_PACKED = {
+    "speculation_rate", "acceptance_rate", "history_share", "siblings_share", "own_share", "shared_share",
+    "tokens_per_step", "decode_step_ms", "tokens_per_second", "bubble_fraction", "drafted_per_draft",
+    "drafting_share", "truncated_share", "step_seconds",
+}  # fmt: skip
 
 
 def _ratio(numerator: Any, denominator: Any) -> ColumnElement[Any]:
@@ -28,24 +34,15 @@ def _bubble_seconds() -> ColumnElement[Any]:
     return total
 
 
-FIGURES: dict[str, ColumnElement[Any]] = {
-    "speculation_rate": _ratio(Step.accepted, Step.engine_tokens),
-    "acceptance_rate": _ratio(Step.accepted, Step.drafted),
-    "history_share": _ratio(
-        Step.accepted - Step.accepted_siblings - Step.accepted_own - Step.accepted_shared, Step.engine_tokens
-    ),
-    "siblings_share": _ratio(Step.accepted_siblings, Step.engine_tokens),
-    "own_share": _ratio(Step.accepted_own, Step.engine_tokens),
-    "shared_share": _ratio(Step.accepted_shared, Step.engine_tokens),
-    "tokens_per_step": _ratio(Step.decode_tokens, Step.sample_steps),
-    "decode_step_ms": _ratio(Step.busy_seconds * MS_PER_SECOND, Step.decode_steps),
-    "tokens_per_second": _ratio(Step.response_tokens, Step.rollout_seconds),
-    # None without a timeline, whose bubbles are unknown.
+# None without a timeline, whose bubbles are unknown.
+_NO_RATIOS: dict[str, ColumnElement[Any]] = {
     "bubble_fraction": _ratio(_bubble_seconds(), case((Step.intervals > 0, Step.engines * Step.rollout_seconds))),
-    "drafted_per_draft": _ratio(Step.drafted, Step.drafts),
-    "drafting_share": _ratio(Step.draft_seconds, Step.busy_seconds),
-    "truncated_share": _ratio(Step.truncated, Step.samples),
     "step_seconds": Step.finished_at - Step.started_at,
+}
+FIGURES: dict[str, ColumnElement[Any]] = {
+    name: _NO_RATIOS[name] if name in _NO_RATIOS else _ratio(*figure.parts(lambda column: getattr(Step, column)))
+    for name, figure in metrics.FIGURES.items()
+    if name in _PACKED
 }
 
 # All curves of steps by name.

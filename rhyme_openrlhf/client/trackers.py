@@ -14,13 +14,13 @@ from typing import Any
 from rhyme_openrlhf.client.client import Client
 from rhyme_openrlhf.client.errors import ClientError
 from rhyme_openrlhf.settings.recorded import recorded_settings
+from rhyme_openrlhf.telemetry.metrics import FIGURES
 
 # What marks a copy, so that the same run is not copied twice.
 UID = "rhyme.uid"
 # Columns of a step that are no figure.
 NO_FIGURES = ("step", "epoch", "started_at", "finished_at")
-# What the service derives from a step's columns, and the steps of one request: few enough for whole curves.
-DERIVED = ("speculation_rate", "acceptance_rate", "tokens_per_step", "tokens_per_second", "bubble_fraction")
+# Steps of one request for the figures that the service derives from columns: few enough for whole curves.
 DERIVED_STEPS = 1000
 # MLflow takes at most these in one request (its REST API, "Log Batch"), and cuts no text itself.
 MLFLOW_METRICS, MLFLOW_PARAMETERS, MLFLOW_TEXT = 1000, 100, 6000
@@ -70,7 +70,7 @@ def read(client: Client, uid: str) -> Copy:
         figures[step] = {name: value for name, value in row.items() if name not in NO_FIGURES and _is_number(value)}
     for first in range(0, max(figures, default=-1) + 1, DERIVED_STEPS):
         last = first + DERIVED_STEPS - 1
-        for curve in client.series(uid, DERIVED, points=DERIVED_STEPS, from_step=first, to_step=last)["curves"]:
+        for curve in client.series(uid, tuple(FIGURES), points=DERIVED_STEPS, from_step=first, to_step=last)["curves"]:
             for at, value in zip(curve["x"], curve["values"], strict=True):
                 if value is not None:
                     figures.setdefault(int(at), {})[curve["name"]] = value

@@ -10,9 +10,12 @@ what happened in between. A figure is None when its denominator is 0: nothing ha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
-from collections.abc import Collection, Iterable, Mapping
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +67,11 @@ class EngineCounters:
     is from history, or from the method of vLLM that --drafting.source names."""
     accepted_earlier: int = 0
     """The accepted tokens from history whose drafts occur in responses of earlier runs alone."""
+
+    @property
+    def engine_tokens(self) -> int:
+        """`response_tokens` as a step's row calls them, whose `response_tokens` the rollout stage counts."""
+        return self.response_tokens
 
     def __add__(self, other: EngineCounters) -> EngineCounters:
         return EngineCounters(*(getattr(self, n) + getattr(other, n) for n in COUNTER_NAMES))
@@ -132,50 +140,74 @@ class Interval(Protocol):
     def end(self) -> float: ...
 
 
-def speculation_rate(counters: EngineCounters) -> float | None:
-    """Share of the response tokens that came from accepted drafts, 0 to 1."""
-    return _ratio(counters.accepted, counters.response_tokens)
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a step, declared once: its function of counters, its curve, its SQL, and what people read about it.
+
+    `formula`: columns of a step (`api/store/record.py`), as in "(accepted - accepted_own) / engine_tokens": one minus
+    others, by another one. "": it is no such ratio, and `api/store/step_figures.py` computes it.
+    """
+
+    name: str
+    label: str
+    formula: str
+    sentence: str
+    scale: float = 1.0
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it is made of; the last one is the denominator."""
+        return re.findall(r"\w+", self.formula)
+
+    def parts(self, column: Callable[[str], Any]) -> tuple[Any, Any]:
+        """Return numerator and denominator, of numbers, arrays or columns of SQL by name."""
+        *above, below = map(column, self.columns)
+        value = functools.reduce(operator.sub, above)
+        return value if self.scale == 1 else value * self.scale, below
+
+    def __call__(self, counters: EngineCounters) -> float | None:
+        """Return the figure of these counters."""
+        return _ratio(*self.parts(functools.partial(getattr, counters)))
 
 
-def history_share(counters: EngineCounters) -> float | None:
-    """Return the part of the speculation rate whose drafts came from earlier responses."""
-    others = counters.accepted_siblings + counters.accepted_own + counters.accepted_shared
-    return _ratio(counters.accepted - others, counters.response_tokens)
+FIGURES: dict[str, Figure] = {}
 
 
-def siblings_share(counters: EngineCounters) -> float | None:
-    """Return the part of the speculation rate whose drafts came from the prompt's other samples of the rollout."""
-    return _ratio(counters.accepted_siblings, counters.response_tokens)
+def _figure(name: str, label: str, formula: str, sentence: str, scale: float = 1.0) -> Figure:
+    return FIGURES.setdefault(name, Figure(name, label, formula, sentence, scale))
 
 
-def own_share(counters: EngineCounters) -> float | None:
-    """Return the part of the speculation rate whose drafts came from the sample's own text."""
-    return _ratio(counters.accepted_own, counters.response_tokens)
-
-
-def shared_share(counters: EngineCounters) -> float | None:
-    """Return the part of the speculation rate whose drafts came from what the responses of all prompts share."""
-    return _ratio(counters.accepted_shared, counters.response_tokens)
-
-
-def earlier_share(counters: EngineCounters) -> float | None:
-    """Return the part of `history_share` whose drafts occur in responses of earlier runs alone."""
-    return _ratio(counters.accepted_earlier, counters.response_tokens)
-
-
-def acceptance_rate(counters: EngineCounters) -> float | None:
-    """Share of the proposed draft tokens that were accepted, 0 to 1."""
-    return _ratio(counters.accepted, counters.drafted)
-
-
-def tokens_per_step(counters: EngineCounters) -> float | None:
-    """Tokens that one running sample gets from one decode step: 1.0 without speculation."""
-    return _ratio(counters.decode_tokens, counters.sample_steps)
-
-
-def decode_step_ms(counters: EngineCounters) -> float | None:
-    """Busy milliseconds per decode step; prefills are part of the busy time."""
-    return _ratio(counters.busy_seconds * MS_PER_SECOND, counters.decode_steps)
+# fmt: off
+speculation_rate = _figure("speculation_rate", "Speculation rate", "accepted / engine_tokens",
+    "Share of response tokens that were accepted drafts")
+acceptance_rate = _figure("acceptance_rate", "Acceptance rate", "accepted / drafted",
+    "Share of drafted tokens that were accepted")
+history_share = _figure("history_share", "Earlier responses",
+    "(accepted - accepted_siblings - accepted_own - accepted_shared) / engine_tokens",
+    "The part of the speculation rate that came from earlier responses")
+siblings_share = _figure("siblings_share", "Siblings of the same rollout", "accepted_siblings / engine_tokens",
+    "The part of the speculation rate that came from the prompt's other samples of the rollout")
+own_share = _figure("own_share", "The response so far", "accepted_own / engine_tokens",
+    "The part of the speculation rate that came from the sample's own text")
+shared_share = _figure("shared_share", "Responses to other prompts", "accepted_shared / engine_tokens",
+    "The part of the speculation rate that came from what the responses of all prompts share")
+tokens_per_step = _figure("tokens_per_step", "Tokens per sample and decode step", "decode_tokens / sample_steps",
+    "Tokens that one running sample gets from one decode step; 1 without speculation")
+decode_step_ms = _figure("decode_step_ms", "Decode step (ms)", "busy_seconds / decode_steps",
+    "Busy milliseconds of an engine per decode step, prefills and drafting included", scale=MS_PER_SECOND)
+_figure("tokens_per_second", "Throughput (tokens/s)", "response_tokens / rollout_seconds",
+    "Response tokens per second of rollout")
+_figure("bubble_fraction", "Bubble fraction", "",
+    "Share of engine time in rollouts with nothing to run; training is not counted")
+_figure("drafted_per_draft", "Tokens per draft", "drafted / drafts", "Mean tokens of a draft")
+_figure("drafting_share", "Share of busy time spent drafting", "draft_seconds / busy_seconds",
+    "Share of the engines' busy time that looking up drafts takes")
+_figure("truncated_share", "Truncated share of responses", "truncated / samples",
+    "Share of responses that were cut off at the length limit")
+_figure("step_seconds", "Step time (s)", "", "Seconds from the start of a step's rollout to the end of its training")
+earlier_share = _figure("earlier_share", "Of these, earlier runs alone", "accepted_earlier / engine_tokens",
+    "The part of the share of earlier responses that occurs in responses of earlier runs alone")
+# fmt: on
 
 
 def tokens_per_second(tokens: int, seconds: float) -> float | None:

@@ -21,6 +21,7 @@ from rhyme_openrlhf.api.read.saved_views import page_query, views_for
 from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
 from rhyme_openrlhf.api.store.status import PERHAPS_ACTIVE, RUN_STATUSES
+from rhyme_openrlhf.telemetry.metrics import FIGURES
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, toggled, url_with
 from rhyme_openrlhf.webui.run import sparkline
 from rhyme_openrlhf.webui.run.recent import start_phases
@@ -53,17 +54,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("progress", "Progress", "step"),
     Column("reward", "Reward", "reward", True, "Mean over the last epoch with rewards"),
     Column("curve", "Reward curve", "", False, "Mean reward of a few steps between the first and the last"),
-    Column("tokens_per_second", "Tokens/s", "tokens_per_second", True, "Response tokens per second of rollout"),
-    Column(
-        "speculation", "Speculation", "speculation_rate", True, "Share of response tokens that were accepted drafts"
-    ),
-    Column(
-        "bubbles",
-        "Bubbles",
-        "bubble_fraction",
-        True,
-        "Share of engine time in rollouts with nothing to run; training is not counted",
-    ),
+    Column("tokens_per_second", "Tokens/s", "tokens_per_second", True, FIGURES["tokens_per_second"].sentence),
+    Column("speculation", "Speculation", "speculation_rate", True, FIGURES["speculation_rate"].sentence),
+    Column("bubbles", "Bubbles", "bubble_fraction", True, FIGURES["bubble_fraction"].sentence),
     Column("started", "Started", "started_at"),
     Column("duration", "Duration", "", True, "From the start to the end, or until now", False),
     Column("finished", "Finished", "finished_at", by_default=False),

@@ -17,6 +17,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from rhyme_openrlhf.telemetry import wording
+from rhyme_openrlhf.telemetry.metrics import FIGURES
 
 NO_VALUE = "–"
 _MINUTE = 60.0
@@ -33,34 +34,19 @@ _JOINTS = re.compile(r"(?<=[_/.])")
 _OPTION = re.compile(r"(?<!\S)--?[A-Za-z][\w.-]*")
 _SUFFIXES = ("", "k", "M", "G", "T")
 
-# Labels of curves (`api/read/curves.py`: columns, figures), with the unit if there is one.
-LABELS: dict[str, str] = {
-    "acceptance_rate": "Acceptance rate",
-    "bubble_fraction": "Bubble fraction",
-    "decode_step_ms": "Decode step (ms)",
-    "drafted_per_draft": "Tokens per draft",
-    "drafting_share": "Share of busy time spent drafting",
-    "earlier_share": "Of these, earlier runs alone",
+# Labels of curves, with the unit if there is one: columns of a step, and the figures of `telemetry/metrics.py`.
+LABELS: dict[str, str] = {name: figure.label for name, figure in FIGURES.items()} | {
     "experience_seconds": "Experience (s)",
-    "history_share": "Earlier responses",
     "length_max": "Longest response (tokens)",
     "length_mean": "Mean response (tokens)",
     "length_median": "Median response (tokens)",
     "length_p95": "95th percentile of responses (tokens)",
-    "own_share": "The response so far",
     "reward": "Reward",
     "rollout_reward": "Reward at rollout",
     "rollout_seconds": "Rollout (s)",
-    "shared_share": "Responses to other prompts",
-    "siblings_share": "Siblings of the same rollout",
-    "speculation_rate": "Speculation rate",
-    "step_seconds": "Step time (s)",
     "sync_seconds": "Weight sync (s)",
-    "tokens_per_second": "Throughput (tokens/s)",
-    "tokens_per_step": "Tokens per sample and decode step",
     "train_seconds": "Training (s)",
     "truncated": "Truncated responses",
-    "truncated_share": "Truncated share of responses",
 }
 
 

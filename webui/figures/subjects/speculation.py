@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.read.curves import Curve
 from rhyme_openrlhf.api.read.latest_events import latest
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.telemetry import metrics
 from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain
 from rhyme_openrlhf.telemetry.metrics import engines_gain
 from rhyme_openrlhf.webui.figures.drawing.chart import Content, Level, curve_lines, summary
@@ -147,7 +148,7 @@ FIGURES: tuple[RunFigure, ...] = (
     RunCurves(
         "tokens_per_step", "Tokens per sample and decode step", curves_of("tokens_per_step"),
         y="Tokens per sample and step", empty=NOT_YET, level=Level(1.0, "without speculation"),
-        description="Tokens that one running sample gets from one decode step; 1 without speculation.",
+        description=f"{metrics.tokens_per_step.sentence}.",
     ),
     RunCurves(
         "draft_sources", "Sources of accepted drafts", curves_of(*SOURCES, EARLIER),
@@ -163,12 +164,12 @@ FIGURES: tuple[RunFigure, ...] = (
     RunCurves(
         "draft_cost", "Share of busy time spent drafting", curves_of("drafting_share"),
         y="Share of busy time", share=True, empty=NOT_YET,
-        description="Share of the engines' busy time that looking up drafts takes.",
+        description=f"{metrics.FIGURES['drafting_share'].sentence}.",
     ),
     RunCurves(
         "decode_step", "Time of a decode step", curves_of("decode_step_ms"),
         y="Milliseconds", zero=True, empty=NOT_YET,
-        description="Busy milliseconds of an engine per decode step, prefills and drafting included.",
+        description=f"{metrics.decode_step_ms.sentence}.",
     ),
     RunChart(
         "draft_budget", "Draft budget over steps", _budgets,
