@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 import threading
@@ -26,9 +27,14 @@ logger = logging.getLogger(__name__)
 
 def schema_is_current(database: Database) -> bool:
     """Return True if the schema is this version's. Raises SQLAlchemyError if the database does not respond."""
-    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
     with database.engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision() == head
+        return MigrationContext.configure(connection).get_current_revision() == _newest_revision()
+
+
+@functools.cache
+def _newest_revision() -> str | None:
+    """Return the newest migration. Cached, because alembic compiles all of them, and anybody may send probes."""
+    return ScriptDirectory.from_config(alembic_config()).get_current_head()
 
 
 class Writable:

@@ -41,6 +41,9 @@ Start, see and stop runs: the control plane, for a browser and for `rhyme runs`.
 machine (for this machine only) and keeps everything in the data directory."""
 # Live streams are open until their clients go; at the end they are not waited for longer.
 GOODBYE_SECONDS = 5
+# After which a thread that computes a page lets the event loop run. By Python's own 5 ms, every small answer waited for
+# that long for each page under way (benchmarks/health_under_load.py).
+SWITCH_SECONDS = 0.001
 # A demonstration has its own; what is given would not be seen.
 NOT_IN_A_DEMO = ("local", "ray_address", "serve.data_dir", "serve.database", "serve.roots")
 # What `pip install 'rhyme-openrlhf[server]'` brings.
@@ -288,6 +291,7 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
         # A curve is ten thousands of new objects, and each time the collector would look through all that is loaded.
         gc.collect()
         gc.freeze()
+        sys.setswitchinterval(SWITCH_SECONDS)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[bound])
         if not server.started:

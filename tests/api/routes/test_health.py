@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.script import ScriptDirectory
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event, text
 
@@ -30,6 +31,12 @@ def test_another_schema_is_not_ready(api: Any) -> None:
         session.execute(text("UPDATE alembic_version SET version_num = 'other'"))
     assert api.nobody.get("/readyz").status_code == 503
     assert api.nobody.get("/healthz").status_code == 200
+
+
+def test_a_probe_reads_no_migrations(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert api.nobody.get("/readyz").status_code == 200
+    monkeypatch.setattr(ScriptDirectory, "from_config", None)
+    assert api.nobody.get("/readyz").status_code == 200
 
 
 def test_a_disk_without_room_is_not_ready(make_api: Any, tmp_path: Path) -> None:

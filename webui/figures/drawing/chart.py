@@ -23,7 +23,11 @@ from rhyme_openrlhf.webui.site import text
 Words = str | Callable[[Any], str]
 # What a chart's x counts: steps or epochs, amounts from 0 on, moments, or names and anything else.
 Counted = Literal["whole", "amount", "date", "other"]
-_X_AXES: dict[Counted, dict[str, Any]] = {"amount": {"rangemode": "tozero"}, "date": {"type": "date"}, "other": {}}
+_X_AXES: dict[Counted, dict[str, Any]] = {
+    "amount": {"rangemode": "tozero", "tickformat": ",~f"},
+    "date": {"type": "date"},
+    "other": {},
+}
 
 
 @dataclass(frozen=True)
