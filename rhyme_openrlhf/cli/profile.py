@@ -185,7 +185,7 @@ def _show(argv: Sequence[str]) -> int:
         try:
             from rhyme_openrlhf.latency.page import draw
         except ModuleNotFoundError:
-            return _refuse("--html needs the package plotly: pip install 'rhyme-openrlhf[server]'")
+            return _refuse("--html needs the package plotly: pip install -e '.[server]' in a clone of this package")
         options.html.write_text(draw(profile, quality), encoding="utf-8")
         print(f"page: {options.html}")
     return 0

@@ -46,7 +46,7 @@ GOODBYE_SECONDS = 5
 SWITCH_SECONDS = 0.001
 # A demonstration has its own; what is given would not be seen.
 NOT_IN_A_DEMO = ("local", "ray_address", "serve.data_dir", "serve.database", "serve.roots")
-# What `pip install 'rhyme-openrlhf[server]'` brings.
+# What `pip install -e '.[server]'` brings.
 SERVER_PACKAGES = frozenset(
     {"alembic", "authlib", "fastapi", "httpx2", "jinja2", "joserfc", "plotly", "prometheus_client", "psycopg",
      "pyarrow", "pydantic", "ray", "sqlalchemy", "sse_starlette", "starlette", "uvicorn"}
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in SERVER_PACKAGES:
             raise
-        return _refuse(f"the package '{package}' is not installed here: pip install 'rhyme-openrlhf[server]'")
+        return _refuse(f"the package '{package}' is not installed here: pip install -e '.[server]' in a clone")
     except (ServeError, SettingsError) as error:
         return _refuse(str(error))
     return 0

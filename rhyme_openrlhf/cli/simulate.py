@@ -163,7 +163,7 @@ def main(argv: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise
-        return _refuse("--html needs the package plotly: pip install 'rhyme-openrlhf[server]'")
+        return _refuse("--html needs the package plotly: pip install -e '.[server]' in a clone of this package")
     except (ProfileError, WorkloadError, NotMeasured, CoreMissing, ValueError) as error:
         return _refuse(str(error))
     heading = report.title(workload, profiles, variants[0].cluster.tensor_parallel)

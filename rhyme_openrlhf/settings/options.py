@@ -73,10 +73,15 @@ class Option:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.low is not None and self.high is not None:
-            return f"from {self.low:g} to {self.high:g}"
+            return f"from {shown_number(self.low)} to {shown_number(self.high)}"
         if self.low is not None:
-            return f"at least {self.low:g}"
+            return f"at least {shown_number(self.low)}"
         return "any value"
+
+
+def shown_number(number: float) -> str:
+    """Return a number as a person writes it: whole ones with all their digits, without an exponent."""
+    return f"{number:.0f}" if number == int(number) else f"{number:g}"
 
 
 def option(
@@ -240,7 +245,7 @@ def _help(rule: Option, default: Any, brief: bool) -> str:
     if isinstance(default, bool):
         shown = "on" if default else "off"
     else:
-        shown = f"{default:g}" if isinstance(default, float) else str(default) or "none"
+        shown = shown_number(default) if isinstance(default, float) else str(default) or "none"
     parts.append(f"Default: {shown}.")
     return " ".join(parts).replace("%", "%%")
 

@@ -9,7 +9,7 @@ from rhyme_openrlhf.settings.config import SETTINGS_CLASSES, RhymeSettings
 from rhyme_openrlhf.settings.control import ControlSettings
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.engine import EngineSettings
-from rhyme_openrlhf.settings.options import OPTION, SettingsError, add_options, from_mapping
+from rhyme_openrlhf.settings.options import OPTION, SettingsError, add_options, from_mapping, shown_number
 from rhyme_openrlhf.settings.run import RunSettings
 
 # Our command line is a promise: an option that comes, goes or changes its default is a decision, made here.
@@ -189,6 +189,14 @@ def test_ids_are_made_where_none_were_given() -> None:
 def test_sizes_that_no_engine_has_are_refused(samples: int, tokens: int, message: str) -> None:
     with pytest.raises(SettingsError, match=message.replace("(", r"\(").replace(")", r"\)")):
         EngineSettings(samples, tokens)
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(1048576, "1048576"), (134217728.0, "134217728"), (0.7, "0.7"), (30.0, "30"), (1e-06, "1e-06"), (-1, "-1")],
+)
+def test_numbers_are_written_as_a_person_does(number: float, shown: str) -> None:
+    assert shown_number(number) == shown
 
 
 def test_only_sizes_that_are_given_are_vllms_arguments() -> None:
