@@ -6,7 +6,7 @@ from typing import Any
 
 from papers_inputs import end_to_end, spread
 
-OWN_RUN = "[a run of ours](benchmarks.md#rhymerls-figures-of-a-run-of-ours)"
+OWN_RUN = "[a run of ours](measurements/history.md#rhymerls-figures-of-a-run-of-ours)"
 
 
 def every_figure(found: dict[str, Any]) -> str:
@@ -54,7 +54,7 @@ def every_figure(found: dict[str, Any]) -> str:
         (
             "RhymeRL 19",
             "rewards overlap",
-            "difference 0.028, standard error 0.025 ([learning](benchmarks.md))",
+            "difference 0.028, standard error 0.025 ([learning](measurements/scheduling.md))",
             "measured",
         ),
         ("RhymeRL section 7.4", "1.80 to 1.86x by HistoSpec", "the table by batch, below", "simulated"),
@@ -63,11 +63,16 @@ def every_figure(found: dict[str, Any]) -> str:
         (
             "RLHFSpec 4, table 1",
             "95.5 to 99.9 % of the best fixed n",
-            "103 to 126 % ([budget](benchmarks.md))",
+            "103 to 126 % ([budget](measurements/drafts.md))",
             "measured",
         ),
         ("RLHFSpec 5, 9", "24 + 1 samples become 19 + 6", f"{calculated['moved']} samples moved", "arithmetic"),
-        ("RLHFSpec section 3.3", "1.40x by these five", "1.47x (1.46 to 1.48) ([moves](benchmarks.md))", "emulated"),
+        (
+            "RLHFSpec section 3.3",
+            "1.40x by these five",
+            "1.47x (1.46 to 1.48) ([moves](measurements/moves.md))",
+            "emulated",
+        ),
         ("RLHFSpec 11", "2.02x, 1.97x (most, against Speculative)", f"{moved / spec:.2f}x", "simulated"),
         ("RLHFSpec 12", "1.37x, 1.35x (most)", f"{calculated['rlhfspec-12']:.2f}x", "arithmetic"),
         ("RLHFSpec 13", "1.18x, 1.95x, 2.32x", f"{spec:.2f}x, {selection:.2f}x, {moved:.2f}x", "simulated"),
@@ -88,10 +93,10 @@ def every_figure(found: dict[str, Any]) -> str:
         (
             "PAT 13",
             "2.5 GB more at a switch",
-            "no resharding: both layouts resident ([memory](benchmarks.md))",
+            "no resharding: both layouts resident ([memory](measurements/scheduling.md))",
             "measured",
         ),
-        ("PAT 14", "3.07 and 4.04 % error", "3.3 % over a run ([step times](benchmarks.md))", "measured"),
+        ("PAT 14", "3.07 and 4.04 % error", "3.3 % over a run ([step times](measurements/drafts.md))", "measured"),
     ]
     lines = ["| figure or table | paper | ours | how |", "|---|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -40,7 +40,7 @@ PARTS = ("schedule", "update", "drafts")
 MODEL_BYTES = 8 << 20
 # Steps before any are counted: all samples have begun, and what is compiled at first use is.
 WARM_UP = 30
-# Of a step on the machine of docs/benchmarks.md: alone, to verify at all, and for each token (seconds).
+# Of a step on the machine of docs/measurements/drafts.md: alone, to verify at all, and for each token (seconds).
 STEP, VERIFY, ROW = 0.0075, 0.0015, 0.00007
 PROMPT_TOKENS = 48
 MODEL_TOKENS = 640

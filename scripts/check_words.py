@@ -6,7 +6,7 @@ numbers by folder instead. It reads:
 - docstrings, comments and messages of Python files (what `raise`, `print`, a parser's help and `option` say),
 - paragraphs, list entries and headings of Markdown files, without code blocks, tables and quoted code,
 - text of the dashboard's templates,
-- and it looks for this project's own terms that the table of words in docs/architecture.md does not explain.
+- and it looks for this project's own terms that the table of words in docs/glossary.md does not explain.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TERMS = (
     "rank group", "reporter", "seat", "siblings", "speculation rate", "tail layout", "weight version", "window",
 )  # fmt: skip
 RULES = ("opening", "word", "long", "term")
-WORDS_PAGE = "docs/architecture.md"
+WORDS_PAGE = "docs/glossary.md"
 # Calls whose strings users read, and keywords of calls that do so everywhere.
 MESSAGE_CALLS = frozenset({"print", "option", "ArgumentParser", "add_argument", "add_parser", "add_argument_group"})
 MESSAGE_KEYWORDS = frozenset({"help", "description", "epilog"})

@@ -10,9 +10,9 @@ An encoded record holds, in this order (integers little-endian):
 
 Arrays of 32-bit numbers are packed as planes (all lowest bytes, then all second bytes, and so on) and then compressed
 with zlib. Token ids and positions fill two or three of their four bytes. Placed side by side, the empty bytes compress
-to almost nothing. Measured (docs/benchmarks.md): planes with zlib at its fastest are smaller than zlib's default
-without planes, in a fraction of the time. zstandard would be three to four times faster again for the same size. That
-is not worth a dependency, because nothing waits for the thread that packs.
+to almost nothing. Measured (docs/measurements/history.md): planes with zlib at its fastest are smaller than zlib's
+default without planes, in a fraction of the time. zstandard would be three to four times faster again for the same
+size. That is not worth a dependency, because nothing waits for the thread that packs.
 
 Invariants:
 - A decoded record equals the encoded one, on every machine that reads it.

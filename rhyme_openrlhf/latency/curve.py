@@ -2,7 +2,7 @@
 
 The piecewise linear curve is the shape of every part of the step model (PAT 4.2). The power is for prefills, which grow
 with x and with its square: over a factor of four that is nearly a power. A straight line between two points would be
-far above it (docs/benchmarks.md, "Moves and reallocation").
+far above it (docs/measurements/moves.md, "Moves and reallocation").
 
 Invariants:
 - At a measured x both give the measured y.

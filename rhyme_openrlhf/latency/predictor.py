@@ -28,9 +28,9 @@ from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import CONTEXT_BITS, MIDDLES, StepModel, buckets_of, context_bucket
 
 # The weights of one observation. In the factor for all steps it is large: about two steps are remembered. By replay of
-# two runs, the error of single steps is least with 0.4 to 0.5 (docs/benchmarks.md). This factor is the same for all
-# draft lengths, so it changes no choice between them. In a size's own factor the weight is small, and larger for its
-# first observations: 1 / FIRST, 1 / (FIRST + 2), ...
+# two runs, the error of single steps is least with 0.4 to 0.5 (docs/measurements/drafts.md). This factor is the same
+# for all draft lengths, so it changes no choice between them. In a size's own factor the weight is small, and larger
+# for its first observations: 1 / FIRST, 1 / (FIRST + 2), ...
 RATE, OWN_RATE = 0.4, 0.02
 FIRST = 10
 # A step is seldom off by more for a reason that lasts: beyond, an observation counts as this.

@@ -150,7 +150,7 @@ def check_nodes(nodes: Sequence[str], sizes: Sequence[int]) -> None:
 
 MB = 1024**2
 # Memory of an engine's process (actor with vLLM's frontend, engine core, worker) beside weights and KV cache, if
-# weights are in main memory. Measured: docs/benchmarks.md.
+# weights are in main memory. Measured: docs/measurements/scheduling.md.
 PROCESS_MB = 600
 
 

@@ -144,9 +144,19 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert [file for file in files if not file.exists()] == [], page
 
 
-def test_the_page_of_options_is_what_the_settings_say() -> None:
+@pytest.mark.parametrize("name", ["options.md", "serve-options.md"])
+def test_a_page_of_options_is_what_the_settings_say(name: str) -> None:
     spec = importlib.util.spec_from_file_location("options_page", ROOT / "scripts" / "options_page.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "options.md").read_text() == module.page(), "python scripts/options_page.py --write"
+    page = module.PAGES[name]()
+    assert (ROOT / "docs" / name).read_text() == page, "python scripts/options_page.py --write"
+    assert re.findall(r"\de[+-]\d\d", page) == [], "a person writes no exponents"
+
+
+def test_nothing_says_to_install_a_package_that_is_not_published() -> None:
+    """The package is installed from a clone: `pip install -e ".[server]"`."""
+    said = [*PAGES, *(ROOT / "rhyme_openrlhf").rglob("*.py"), *(ROOT / "scripts").glob("*")]
+    wanted = re.compile(r"pip install [^\n]*rhyme-openrlhf\b")
+    assert [page_id(path) for path in said if path.is_file() and wanted.search(path.read_text())] == []
