@@ -52,8 +52,8 @@ class HistoSpecSettings(Settings):
     )
     stop_confidence: float = option(
         0.5,
-        "A draft from history ends before that probability falls below this. So it does inside the window, too, but "
-        "has one token at least. 0: never.",
+        "A history draft stops when its estimated probability of being right falls below this value. It has at least "
+        "one token. 0: never.",
         low=0,
         high=1,
     )

@@ -44,8 +44,19 @@ def known_flags() -> set[str]:
     return names | {flag.removeprefix("--") for flag in UPSTREAM_FLAGS}
 
 
+# Pages that scripts write, for the most part, and the changes of all versions.
+GENERATED = ("docs/options.md", "docs/serve-options.md", "docs/events.md", "docs/http-addresses.md", "docs/papers.md")
+MOST_LINES = 150
+
+
 def page_id(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_page_that_people_write_can_be_read_at_once(page: Path) -> None:
+    lines = len(page.read_text().splitlines())
+    assert lines <= MOST_LINES or page_id(page) in GENERATED, "give a part of it a page of its own"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
