@@ -21,6 +21,9 @@ FOR_NEWCOMERS = sorted(
     [ROOT / "README.md", DOCS / "index.md", DOCS / "limits.md", DOCS / "glossary.md"]
     + [page for folder in ("start", "guides", "operate", "learn") for page in (DOCS / folder).glob("*.md")]
 )
+# A statement of what ran on a GPU. It stands in docs/gpu.md and docs/limits.md; other pages link there.
+STATUS = re.compile(r"\b(?:run|ran|measured|tested|tried)\b(?: \w+){0,3} on (?:a |any |real )?GPUs?\b(?!\?)")
+STATED = ("gpu.md", "gpu-findings.md", "limits.md", "results.md")
 HEADLINES = snippets.marked(DOCS / "results.md", "headlines")
 
 
@@ -36,6 +39,12 @@ def test_copies_are_as_their_source(page: Path) -> None:
 @pytest.mark.parametrize("page", FOR_NEWCOMERS, ids=named)
 def test_a_page_for_newcomers_has_no_gain_of_its_own(page: Path) -> None:
     assert GAIN.findall(snippets.without_copies(page.read_text())) == []
+
+
+@pytest.mark.parametrize("page", [page for page in snippets.PAGES if page.name not in STATED], ids=named)
+def test_what_ran_on_a_gpu_is_said_once(page: Path) -> None:
+    own = re.sub(r"\[[^\]]*\]\([^)]*\)", "", " ".join(snippets.without_copies(page.read_text()).split()))
+    assert [found.group() for found in STATUS.finditer(own)] == [], "link to docs/limits.md#on-gpus instead"
 
 
 def test_each_gain_of_the_first_table_stands_in_a_table_of_results() -> None:
