@@ -26,6 +26,7 @@ from rhyme_openrlhf.api.read.sample_files import (
     sample_folders,
 )
 from rhyme_openrlhf.api.store.bounds import NO_NUL, View
+from rhyme_openrlhf.telemetry.draft_sources import TEXT_SOURCES
 
 router = APIRouter(
     prefix="/runs/{uid}/sample-records", tags=["samples"], responses=documented(401, 403, 404, 422, 429, 503)
@@ -42,15 +43,14 @@ class RecordedSteps(View):
     missing: str = Field(description="Empty, or one sentence with the flag that switches records on.")
 
 
+_SOURCES = "; ".join(f"`{name}`: {source.words}" for name, source in TEXT_SOURCES.items())
+
+
 class PieceView(View):
     """A part of a response."""
 
     source: str = Field(
-        description="Empty: sampled by the model. `history`, `siblings`, `own`, `shared`: from an accepted draft (of "
-        "earlier responses, of others to the same prompt, of this text itself, of responses to all prompts). "
-        "`earlier`: from an accepted draft that earlier runs' responses alone have. `ngram`, `draft_model`, `eagle3`: "
-        "from one that vLLM's own method proposed (--drafting.source). `context`: put in between two rounds by the "
-        "task.",
+        description=f"Empty: sampled by the model. {_SOURCES}.",
         examples=["history"],
     )
     text: str

@@ -34,10 +34,11 @@ from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.history.index import DraftIndex
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.telemetry.draft_sources import CORE
 
 # Sources of drafts, as the core numbers them (csrc/texts.h).
 NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN, FROM_SHARED, FROM_EARLIER = range(6)
-SOURCE_NAMES = ("", "history", "siblings", "own", "shared", "earlier")
+SOURCE_NAMES = ("", *(source.name for source in CORE))
 # The sample of a request that never drafts, as the core knows it.
 NEVER = -1
 

@@ -19,6 +19,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rhyme_openrlhf.telemetry import draft_sources
+from rhyme_openrlhf.telemetry.draft_sources import TextSource
+
 MS_PER_SECOND = 1000.0
 
 # Bubble time whose writer gave no cause. Every bubble should have one, so a share under this name is a defect to find.
@@ -177,20 +180,21 @@ def _figure(name: str, label: str, formula: str, sentence: str, scale: float = 1
     return FIGURES.setdefault(name, Figure(name, label, formula, sentence, scale))
 
 
+def _share_of(source: TextSource) -> Figure:
+    """Return the share of the response tokens that came from drafts of a source."""
+    first, *others = draft_sources.PARTS
+    rest = "".join(f" - accepted_{one.name}" for one in others)
+    tokens = f"(accepted{rest})" if source == first else f"accepted_{source.name}"
+    words = f"Share of response tokens: {source.words}"
+    return _figure(f"{source.name}_share", source.share, f"{tokens} / engine_tokens", words)
+
+
 # fmt: off
 speculation_rate = _figure("speculation_rate", "Speculation rate", "accepted / engine_tokens",
     "Share of response tokens that were accepted drafts")
 acceptance_rate = _figure("acceptance_rate", "Acceptance rate", "accepted / drafted",
     "Share of drafted tokens that were accepted")
-history_share = _figure("history_share", "Earlier responses",
-    "(accepted - accepted_siblings - accepted_own - accepted_shared) / engine_tokens",
-    "The part of the speculation rate that came from earlier responses")
-siblings_share = _figure("siblings_share", "Siblings of the same rollout", "accepted_siblings / engine_tokens",
-    "The part of the speculation rate that came from the prompt's other samples of the rollout")
-own_share = _figure("own_share", "The response so far", "accepted_own / engine_tokens",
-    "The part of the speculation rate that came from the sample's own text")
-shared_share = _figure("shared_share", "Responses to other prompts", "accepted_shared / engine_tokens",
-    "The part of the speculation rate that came from what the responses of all prompts share")
+history_share, siblings_share, own_share, shared_share, *_ = map(_share_of, draft_sources.PARTS)
 tokens_per_step = _figure("tokens_per_step", "Tokens per sample and decode step", "decode_tokens / sample_steps",
     "Tokens that one running sample gets from one decode step; 1 without speculation")
 decode_step_ms = _figure("decode_step_ms", "Decode step (ms)", "busy_seconds / decode_steps",
@@ -205,8 +209,7 @@ _figure("drafting_share", "Share of busy time spent drafting", "draft_seconds / 
 _figure("truncated_share", "Truncated share of responses", "truncated / samples",
     "Share of responses that were cut off at the length limit")
 _figure("step_seconds", "Step time (s)", "", "Seconds from the start of a step's rollout to the end of its training")
-earlier_share = _figure("earlier_share", "Of these, earlier runs alone", "accepted_earlier / engine_tokens",
-    "The part of the share of earlier responses that occurs in responses of earlier runs alone")
+earlier_share, *_ = (_share_of(source) for source in draft_sources.CORE if source.within)
 # fmt: on
 
 

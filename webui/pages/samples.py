@@ -29,6 +29,7 @@ from rhyme_openrlhf.api.read.sample_files import (
 )
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.telemetry.draft_sources import TEXT_SOURCES
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with, whole_number
 from rhyme_openrlhf.webui.pages.run import run_context
 
@@ -36,18 +37,6 @@ router = APIRouter(include_in_schema=False)
 
 # Responses per page; they are long, so a page is one to three screens.
 ROWS = 20
-# Sources of a stretch of a response, by the name in its record: the words of the legend and the hover text.
-SOURCES: dict[str, str] = {
-    "history": "accepted draft, from earlier responses to this prompt",
-    "siblings": "accepted draft, from this prompt's other responses of the same step",
-    "own": "accepted draft, from earlier in this response",
-    "shared": "accepted draft, from responses to all prompts",
-    "earlier": "accepted draft, from earlier runs' responses to this prompt",
-    "ngram": "accepted draft, vLLM's n-grams of this response and its prompt",
-    "draft_model": "accepted draft, from the draft model",
-    "eagle3": "accepted draft, from the EAGLE head",
-    "context": "inserted between two rounds by the environment",
-}
 SORTS: dict[str, str] = {"number": "As recorded", "reward": "Reward", "tokens": "Length", "accepted": "Accepted tokens"}
 
 Text = Annotated[str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL)]
@@ -140,7 +129,7 @@ def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str
         "cards": _cards(found, link) if found is not None else [],
         "next_url": url_with(here, query, {"cursor": found.next_cursor}) if found and found.next_cursor else None,
         "first_url": link() if asked.cursor else None,
-        "sources": SOURCES,
+        "sources": TEXT_SOURCES,
         "piece_url": url_with(f"/ui/runs/{uid}/parts/samples", query, {}),
     }
 

@@ -13,6 +13,7 @@ from rhyme_openrlhf.api.read.curves import Curve
 from rhyme_openrlhf.api.read.latest_events import latest
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.telemetry import metrics
+from rhyme_openrlhf.telemetry.draft_sources import PARTS
 from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain
 from rhyme_openrlhf.telemetry.metrics import engines_gain
 from rhyme_openrlhf.webui.figures.drawing.chart import Content, Level, curve_lines, summary
@@ -34,7 +35,7 @@ NO_GAIN = (
     "(--drafting.probe_share), and needs a few hundred such steps. Reproducible runs do not measure it."
 )
 # Sources in stacking order; together they are the speculation rate.
-SOURCES = ("history_share", "siblings_share", "own_share", "shared_share")
+SOURCES = tuple(f"{source.name}_share" for source in PARTS)
 # A part of the first source, drawn as a line.
 EARLIER = "earlier_share"
 RUNNING = "Running samples"

@@ -97,11 +97,6 @@ def timeline_rows(session: Session, run: Run, options: TimelineOptions, most: in
     return TimelineRows(first, last, ordered, found.engines, found.truncated, marks, stages, moves, switches)
 
 
-class _StageStarted(msgspec.Struct):
-    step: int
-    stage: str
-
-
 def _stages(session: Session, run: Run, lanes: Sequence[Lane], marks: Sequence[StepMark]) -> list[StageSpan]:
     """Return the trainer's stages from the first moment of the lanes to the end of the last step, of any step.
 
@@ -120,8 +115,8 @@ def _stages(session: Session, run: Run, lanes: Sequence[Lane], marks: Sequence[S
     if until is not None:
         query = query.where(RawEvent.id < until)
     rows = session.execute(query.order_by(RawEvent.id).limit(MOST_STAGES)).all()
-    found = [(at, msgspec.json.decode(body, type=_StageStarted)) for at, body in rows]
-    starts = [(at, one.step, one.stage) for at, one in found]
+    found = [(at, msgspec.json.decode(body)) for at, body in rows]
+    starts = [(at, one["step"], one["stage"]) for at, one in found]
     about = (Step.run_id == run.id, Step.step.in_({step for _, step, _ in starts}))
     done = session.execute(select(Step.step, Step.finished_at).where(*about)).all()
     spans = stage_spans(starts, {step: finished for step, finished in done})
