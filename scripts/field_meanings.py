@@ -120,6 +120,7 @@ BY_NAME = {
     "version": "weight version",
     "weight_version": "weight version of the engine; None: not known",
     "within": "the same ratio against the same engine without drafts",
+    "estimate": "the same ratio by the step times that plan drafts; 0 where it is not known",
     "within_reach": "share of responses in a longer rank group, within its reach",
     "worker": "number of the history worker, from 0",
 }

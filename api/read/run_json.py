@@ -11,10 +11,12 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from rhyme_openrlhf.api.read.earlier_runs import EarlierRunView
+from rhyme_openrlhf.api.read.verdict import VerdictView, verdict_view
 from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
 from rhyme_openrlhf.api.store.status import ENDED
 from rhyme_openrlhf.telemetry.phase import Phase
+from rhyme_openrlhf.telemetry.verdict import Verdict
 
 RUN_EXAMPLE: dict[str, Any] = {
     "uid": "0f3a5b7c9d1e2f40",
@@ -118,6 +120,7 @@ class PhaseView(View):
 class RunDetail(RunSummary):
     """A run with its complete configuration and attempts."""
 
+    verdict: VerdictView
     phases: list[PhaseView] = Field(description="What it does now; empty unless it runs.")
     earlier_runs: list[EarlierRunView] = Field(
         description="Earlier runs that have some of its prompts, those that it drafts from most first."
@@ -153,9 +156,12 @@ def run_summary(
 
 def run_detail(
     run: Run, experiment: str | None, parent: str | None, phases: Sequence[Phase], earlier: list[EarlierRunView],
-    now: float,
+    found: Verdict, now: float,
 ) -> RunDetail:  # fmt: skip
-    """Return a complete run, in these phases at `now`; `run.tags` and `run.attempts` are loaded."""
+    """Return a complete run, in these phases at `now`, with the verdict `found`.
+
+    `run.tags` and `run.attempts` are loaded.
+    """
     return RunDetail(
         **_columns(run),
         experiment=experiment,
@@ -163,6 +169,7 @@ def run_detail(
         tags=[tag.tag for tag in run.tags],
         phases=[PhaseView(**dataclasses.asdict(phase), text=phase.text(now)) for phase in phases],
         earlier_runs=earlier,
+        verdict=verdict_view(found),
         notes=run.notes,
         spec=run.spec,
         command=run.command,

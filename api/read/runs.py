@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.run_json import RunDetail, RunSummary, run_detail, run_summary
 from rhyme_openrlhf.api.read.run_query import Node
 from rhyme_openrlhf.api.read.run_values import condition, contains, sorting, values_of
+from rhyme_openrlhf.api.read.verdict import verdict_of
 from rhyme_openrlhf.api.store.models import Experiment, Run, RunTag
 
 RunSort = Literal[
@@ -139,6 +140,7 @@ def summary_of(session: Session, run: Run) -> RunSummary:
 
 
 def detail_of(session: Session, run: Run) -> RunDetail:
-    """Return a complete run with its phases now."""
+    """Return a complete run with its phases and its verdict now."""
     phases, earlier = phases_of(session, run), earlier_runs_of(session, run)
-    return run_detail(run, *names_around(session, run), phases, earlier, time.time())
+    found = verdict_of(session, run, phases)
+    return run_detail(run, *names_around(session, run), phases, earlier, found, time.time())

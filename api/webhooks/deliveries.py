@@ -20,15 +20,18 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anyio.to_thread import run_sync
 from sqlalchemy import select, update
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api.read.phases import phases_of
+from rhyme_openrlhf.api.read.verdict import verdict_of
 from rhyme_openrlhf.api.store.database import Database, DatabaseError
-from rhyme_openrlhf.api.store.models import Webhook, WebhookDelivery
+from rhyme_openrlhf.api.store.models import Run, Webhook, WebhookDelivery
 from rhyme_openrlhf.api.store.webhooks import NO_OPERATOR, forget_old, is_active
 from rhyme_openrlhf.api.webhooks.conditions import Conditions
 from rhyme_openrlhf.api.webhooks.sending import SECONDS, Outcome, message_id, post
@@ -68,6 +71,15 @@ def next_try(tries: int, retry_after: float, now: float) -> float | None:
     if tries > len(PAUSES):
         return None
     return now + max(PAUSES[tries - 1], min(retry_after, LONGEST_PAUSE))
+
+
+def _with_verdict(session: Session, content: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with what is said of its run now; without, where it is about none or the run was deleted."""
+    told = content["run"]
+    run = session.scalar(select(Run).where(Run.uid == told["uid"])) if told else None
+    if run is None:
+        return content
+    return {**content, "run": {**told, "verdict": verdict_of(session, run, phases_of(session, run, usual=False)).text}}
 
 
 class Deliveries:
@@ -156,7 +168,9 @@ class Deliveries:
             row.tries += 1
             row.next_at = now + CLAIM_SECONDS
             identity = message_id(webhook.id, row.key)
-            return Claimed(row.id, row.tries, webhook.url, webhook.form, webhook.secret, identity, row.content)
+            claimed = Claimed(row.id, row.tries, webhook.url, webhook.form, webhook.secret, identity, row.content)
+        with self._database.reading() as session:
+            return replace(claimed, content=_with_verdict(session, claimed.content))
 
     def _store(self, claimed: Claimed, outcome: Outcome) -> None:
         """Store the result of a try, unless another service has claimed the message since."""

@@ -62,8 +62,9 @@ def message_id(webhook_id: int, key: str) -> str:
 def body_of(form: str, content: Mapping[str, Any]) -> bytes:
     """Return a message's body in the webhook's form."""
     if form == "slack":
-        link = f"\n{content['run']['url']}" if content["run"] else ""
-        return json.dumps({"text": _for_slack(content["text"]) + link}).encode()
+        run = content["run"] or {}
+        lines = [_for_slack(content["text"]), _for_slack(run.get("verdict", "")), run.get("url", "")]
+        return json.dumps({"text": "\n".join(filter(None, lines))}).encode()
     return json.dumps(content).encode()
 
 

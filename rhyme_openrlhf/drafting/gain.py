@@ -6,6 +6,9 @@ There are two comparisons:
   profile knows (latency/predictor.py). It is what drafts gain a user; where they lose, one sentence says so. A running
   engine cannot become such an engine, because that one has another model runner.
 
+Before there are enough comparisons there is an **estimate**. It is the time that the same tokens take without drafts,
+by the step times that plan drafts, over the time that the steps took.
+
 An engine's tokens per second in an interval without drafts are compared with those of as many steps just before and
 just after, because its load changes all the time. The figure is the geometric mean of the last intervals, with its
 spread. Where drafts make the engine slower, they are switched off. From then on they are tried in the intervals, and
@@ -34,6 +37,8 @@ FEWEST = 8
 SWITCHING_WIDTH = 3.5
 # Samples running before and after an interval may differ by this share.
 ALIKE = 0.2
+# The estimate is a moving mean over this number of steps with drafts, and known from the fewest on.
+ESTIMATED_STEPS, FEWEST_ESTIMATED = 512, 32
 # The stretches of steps that are compared: before an interval, inside it, after it.
 INSIDE = 1
 
@@ -42,7 +47,8 @@ INSIDE = 1
 class Gain:
     """Tokens per second with drafts / of an engine without speculation; `low` to `high` is a 95 % interval.
 
-    `intervals`: comparisons; `drafting`: whether drafts are on; `within`: the ratio to this engine without drafts,
+    `intervals`: comparisons; with 0 of them, these three and `within` are 0. `estimate`: the ratio by step times, 0
+    where it is not known. `drafting`: whether drafts are on; `within`: the ratio to this engine without drafts,
     which is the same where nothing is known of an engine without speculation.
     """
 
@@ -52,6 +58,7 @@ class Gain:
     intervals: int
     drafting: bool
     within: float
+    estimate: float = 0.0
 
 
 @dataclass
@@ -103,6 +110,8 @@ class GainMeter:
         self._asked = 0
         self._cycle = 0
         self._stretches = (_Stretch(), _Stretch(), _Stretch())
+        # Of steps with drafts: how many there were, moving means of their seconds, and of those without drafts.
+        self._estimated, self._with, self._without = 0, 0.0, 0.0
 
     def stop(self) -> None:
         """Leave drafts out of every step from now on, and compare nothing."""
@@ -140,13 +149,21 @@ class GainMeter:
             return ""
         return self._judge()
 
+    def expect(self, seconds: float, without: float) -> None:
+        """Note that a step with drafts took `seconds`, and that without drafts its tokens take `without`."""
+        self._estimated += 1
+        weight = 1 / min(self._estimated, ESTIMATED_STEPS)
+        self._with += weight * (seconds - self._with)
+        self._without += weight * (without - self._without)
+
     def now(self) -> Gain | None:
-        """Return the figure; None before there are two comparisons."""
+        """Return the figures; None before there are two comparisons or an estimate."""
+        estimate = self._without / self._with if self._estimated >= FEWEST_ESTIMATED and self._with > 0 else 0.0
         if len(self._logs) < 2:
-            return None
+            return Gain(0.0, 0.0, 0.0, 0, self._drafting, 0.0, estimate) if estimate else None
         width = half_width(len(self._logs))
         mean, low, high = self._against_without(width)
-        return Gain(mean, low, high, len(self._logs), self._drafting, self._within(width)[0])
+        return Gain(mean, low, high, len(self._logs), self._drafting, self._within(width)[0], estimate)
 
     def _within(self, width: float) -> tuple[float, float, float]:
         return _interval(self._logs, width)

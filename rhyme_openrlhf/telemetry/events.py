@@ -372,6 +372,8 @@ class DraftGain(Event):
     Tokens per second with drafts / of an engine without speculation: the mean of the last `intervals` comparisons, and
     its 95 % interval. `drafting`: whether drafts are on. `within`: the ratio to the same engine without drafts, which
     is the same where the profile has no engine without speculation; 0 in records of older writers, whose ratio it is.
+    Without comparisons (`intervals` 0), these are 0 too. `estimate`: the ratio by the step times that plan drafts; 0
+    where it is not known, and in records of older writers.
     """
 
     kind: ClassVar[str] = "draft_gain"
@@ -384,6 +386,7 @@ class DraftGain(Event):
     intervals: int
     drafting: bool
     within: float = 0.0
+    estimate: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from rhyme_openrlhf.telemetry.draft_sources import TextSource
 
 MS_PER_SECOND = 1000.0
 
+# An interval whose ends are further apart than this factor is no result.
+WIDEST_RESULT = 2.0
 # Bubble time whose writer gave no cause. Every bubble should have one, so a share under this name is a defect to find.
 UNEXPLAINED = "unexplained"
 
@@ -263,28 +265,53 @@ class _Gain(Protocol):
     @property
     def within(self) -> float: ...
 
+    @property
+    def intervals(self) -> int: ...
+
+    @property
+    def estimate(self) -> float: ...
+
 
 @dataclass(frozen=True)
 class EnginesGain:
     """The gain of drafts on all engines: the means of the engines' figures and of their intervals' ends.
 
-    `without`: tokens per second of engines without speculation / of these as they run now, with drafts or without.
+    These are 0 where no engine has compared yet. `estimate`: the mean of the engines' estimates by their step times, 0
+    where none is known. `without`: tokens per second of engines without speculation / of these as they run now, with
+    drafts or without.
     """
 
     ratio: float
     low: float
     high: float
     without: float
+    estimate: float = 0.0
+
+    @property
+    def is_result(self) -> bool:
+        """Return whether the measurement says something: few comparisons give wide intervals."""
+        return self.low > 0 and self.high <= WIDEST_RESULT * self.low
 
     @property
     def shows_difference(self) -> bool:
-        """Return whether drafts gain or lose for sure: few comparisons give intervals with 1 in them."""
-        return self.low > 1 or self.high < 1
+        """Return whether drafts gain or lose for sure."""
+        return self.is_result and (self.low > 1 or self.high < 1)
+
+    @property
+    def text(self) -> str:
+        """Return the measurement if it is a result, else the estimate, in words; "" where neither is known."""
+        if self.shows_difference:
+            return f"{self.ratio:.2f} times the tokens/s without (95 %: {self.low:.2f} to {self.high:.2f})"
+        if self.is_result:
+            return f"no difference shown: {self.low:.2f} to {self.high:.2f} times the tokens/s without (95 %)"
+        if self.estimate:
+            return f"about {self.estimate:.1f} times the tokens/s without, by this machine's step times"
+        return ""
 
     @property
     def advice(self) -> str:
         """Return what to do for the next run where engines without speculation are faster, "" elsewhere."""
-        if self.high >= 1 or self.without <= 1:
+        if not self.is_result or self.high >= 1 or self.without <= 1:
             return ""
         return (
             f"Engines without speculation would have {self.without:.2f} times the tokens per second: give the next run "
@@ -296,10 +323,17 @@ def engines_gain(found: Collection[_Gain]) -> EnginesGain | None:
     """Return the figure of these engines, one entry for each; None without any."""
     if not found:
         return None
-    ratio, low, high = (sum(getattr(one, name) for one in found) / len(found) for name in ("ratio", "low", "high"))
+    estimates = [one.estimate for one in found if one.estimate]
+    estimate = sum(estimates) / len(estimates) if estimates else 0.0
+    measured = [one for one in found if one.intervals]
+    if not measured:
+        return EnginesGain(0.0, 0.0, 0.0, 1.0, estimate)
+    ratio, low, high = (
+        sum(getattr(one, name) for one in measured) / len(measured) for name in ("ratio", "low", "high")
+    )
     # Older records do not have `within`, which is then the ratio.
-    without = [(1.0 if one.drafting else one.within or one.ratio) / one.ratio for one in found]
-    return EnginesGain(ratio, low, high, sum(without) / len(found))
+    without = [(1.0 if one.drafting else one.within or one.ratio) / one.ratio for one in measured]
+    return EnginesGain(ratio, low, high, sum(without) / len(without), estimate)
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

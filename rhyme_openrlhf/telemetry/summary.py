@@ -334,11 +334,8 @@ def _totals(summary: RunSummary) -> list[tuple[str, str]]:
 def _gain(gain: EnginesGain | None) -> list[tuple[str, str]]:
     if gain is None:
         return []
-    interval = f"{gain.low:.2f} to {gain.high:.2f}"
-    if not gain.shows_difference:
-        return [("drafts", f"no difference shown: {interval} times the tokens/s without (95 %)")]
-    figure = f"{gain.ratio:.2f} times the tokens/s without (95 %: {interval})"
-    return [("drafts", f"{figure}. {gain.advice}" if gain.advice else figure)]
+    text = ". ".join(filter(None, (gain.text, gain.advice)))
+    return [("drafts", text)] if text else []
 
 
 def _earlier(summary: RunSummary) -> list[tuple[str, str]]:

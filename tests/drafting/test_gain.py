@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.drafting.gain import FEWEST, INTERVAL_STEPS, GainMeter
+from rhyme_openrlhf.drafting.gain import FEWEST, FEWEST_ESTIMATED, INTERVAL_STEPS, GainMeter
 
 SHARE = 0.02
 PERIOD = round(INTERVAL_STEPS / SHARE)
@@ -171,3 +171,19 @@ def test_drafts_are_switched_by_what_the_engine_itself_gains() -> None:
     run(meter, 20 * PERIOD, 0.7, overhead=1.4)
     found = meter.now()
     assert found is not None and not found.drafting and found.ratio == pytest.approx(0.5, rel=0.05)
+
+
+def test_an_estimate_is_there_before_two_comparisons_are() -> None:
+    meter = GainMeter(SHARE)
+    for step in range(FEWEST_ESTIMATED):
+        assert meter.now() is None
+        meter.expect(0.010, 0.014 if step % 2 else 0.022)
+    found = meter.now()
+    assert found is not None and found.intervals == 0 and (found.ratio, found.low, found.high) == (0, 0, 0)
+    assert found.estimate == pytest.approx(1.8)
+    # What drafts gained long ago does not count for ever, and what is measured stands beside it.
+    for _ in range(5000):
+        meter.expect(0.010, 0.030)
+    run(meter, 10 * PERIOD, 1.5)
+    now = meter.now()
+    assert now is not None and now.estimate == pytest.approx(3.0, rel=0.01) and now.low < 1.5 < now.high

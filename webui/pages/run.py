@@ -17,6 +17,7 @@ from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.curves import curves
 from rhyme_openrlhf.api.read.phases import phases_of
 from rhyme_openrlhf.api.read.runs import summary_of
+from rhyme_openrlhf.api.read.verdict import verdict_of
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Attempt, Run
@@ -55,6 +56,7 @@ class Tile:
     unit: str
 
 
+LEVEL_WORDS = {"healthy": "healthy", "look": "look here", "broken": "broken"}
 TILES: tuple[TileForm, ...] = (
     TileForm("reward", "Reward", "Mean over the last epoch with rewards", False, True),
     TileForm("tokens_per_second", "Throughput", "Response tokens per second of rollout", False, True, "tokens/s"),
@@ -74,7 +76,7 @@ def run_page(uid: RunUid, page: PageDep, view: CurveViewDep) -> HTMLResponse:
     """Render the overview of a run."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
-        context = {**run_context(page, session, run), "tiles": _tiles(session, run)}
+        context = {**run_context(page, session, run), **_verdict(session, run), "tiles": _tiles(session, run)}
     return page.render("run.html", uid=uid, view=view, switches=view.switches(page), **context)
 
 
@@ -92,6 +94,24 @@ def run_tiles(uid: RunUid, page: PageDep) -> HTMLResponse:
     with page.service.database.reading() as session:
         tiles = _tiles(session, find_run(session, uid))
     return page.render("parts/run_tiles.html", uid=uid, tiles=tiles)
+
+
+@router.get("/ui/runs/{uid}/parts/verdict")
+def run_verdict(uid: RunUid, page: PageDep) -> HTMLResponse:
+    """Render whether the run is healthy, and why one should look."""
+    with page.service.database.reading() as session:
+        context = _verdict(session, find_run(session, uid))
+    return page.render("parts/run_verdict.html", uid=uid, **context)
+
+
+def _verdict(session: Session, run: Run) -> dict[str, Any]:
+    """Return the values of the verdict. The header says already why a run ended, and what never arrived."""
+    found = verdict_of(session, run, phases_of(session, run, usual=False))
+    return {
+        "verdict": found,
+        "level_words": LEVEL_WORDS[found.level],
+        "reasons": [one for one in found.reasons if one.text != run.message],
+    }
 
 
 def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:

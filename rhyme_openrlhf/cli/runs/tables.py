@@ -174,6 +174,8 @@ def run_table(run: Json, now: float, waits_for: str = "") -> Table:
         ("finished", moment(run.get("finished_at"), now)),
         ("origin", text(run.get("origin"))),
     ]
+    if found := run.get("verdict"):
+        lines.insert(2, ("verdict", text(f"{found.get('level')}: {found.get('text')}")))
     for phase in reversed(run.get("phases") or []):
         lines.insert(3, ("now", text(phase.get("text"))))
     if waits_for:

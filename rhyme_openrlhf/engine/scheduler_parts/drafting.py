@@ -367,6 +367,10 @@ class Drafting(Part):
                 overhead = self._overhead.factor(before.running, before.context) if self._overhead else 1.0
                 if said := self.gain.step(self._scheduled.number, before.running, tokens, before.seconds, overhead):
                     self._sentences.append(said)
+                if self._scheduled.drafts and (planner := self.source.planner) is not None:
+                    # Without drafts, each of these samples would have needed a step for each of its tokens.
+                    plain = planner.predictor.step_seconds(before.running, before.context, 0) / overhead
+                    self.gain.expect(before.seconds, tokens / before.running * plain)
         # Of what was scheduled now: vLLM may have left samples out, or added a prefill.
         decided = self.source.decision
         drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.api.read.runs import RUN_SORTS
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import RUN_STATUSES
+from rhyme_openrlhf.telemetry.events import DraftGain, Note
 from tests.examples import examples
 
 pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
@@ -64,6 +65,33 @@ def test_a_run_is_shown_with_its_attempts_and_artifacts(reported: Any) -> None:
     assert [(a["kind"], a["step"], a["path"]) for a in artifacts] == [("checkpoint", 3, "/checkpoints/tag")]
     assert reported.viewer.get(f"{RUNS}/{'e' * 16}").status_code == 404
     assert reported.viewer.get(f"{RUNS}/not-a-uid").status_code == 422
+
+
+def test_a_run_has_a_verdict_from_its_newest_steps_and_notes(api: Any, record: Any, numbered: Any) -> None:
+    api.announce()
+    events = record(steps=8, ended=False)
+    api.send(events)
+    found = api.viewer.get(ONE).json()["verdict"]
+    assert found["level"] == "look" and "Step 8 of 8" in found["text"]
+    # Engine 0 waits for 2 of 4 s, engine 1 for 1 of 4 s.
+    assert "Bubbles 38%, most in the tail." in found["text"]
+    (idle,) = found["reasons"]
+    assert idle["page"] == "timeline"
+    rows = [
+        Note(
+            "warning",
+            "little memory",
+        ),
+        Note("warning", "little memory"),
+        Note("info", "x"),
+        Note("error", "e"),
+    ]
+    rows += [DraftGain(8, 0, 1.9, 1.6, 2.2, 9, True)]
+    api.send(numbered([(9e8 + at, "other", row) for at, row in enumerate(rows)]))
+    found = api.viewer.get(ONE).json()["verdict"]
+    assert found["level"] == "look" and found["text"].endswith("1 error. 1 warning.")
+    assert "Drafts: 1.90 times" in found["text"]
+    assert {"e", "little memory"} < {one["text"] for one in found["reasons"]}
 
 
 def test_a_run_is_described_archived_and_deleted(reported: Any) -> None:

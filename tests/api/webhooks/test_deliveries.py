@@ -67,7 +67,9 @@ def test_the_end_of_a_run_is_told_once_and_signed(database: Database, receiver: 
     assert first["event"] == "failed" and first["time"] == 9.0 and first["webhook"] == "team"
     assert first["text"] == "Run “a <run>” has ended as failed: out of memory"
     assert first["run"]["uid"] == UID and first["run"]["url"] == f"http://here/runs/{UID}"
+    assert first["run"]["verdict"] == "Failed after step 0: out of memory."
     assert second["event"] == "finished" and second["run"]["status"] == "stopped"
+    assert second["run"]["verdict"] == "Stopped after step 0."
     assert [(one.status, one.error, one.tries, one.next_at) for one in log(database)] == [(200, "", 1, None)] * 2
 
 
@@ -94,7 +96,8 @@ def test_slacks_form_calls_nobody(database: Database, receiver: Receiver) -> Non
     ends(database, "failed", message="<!channel>\n&")
     turns(Deliveries(database, False))
     text = "Run “a &lt;run&gt;” has ended as failed: &lt;!channel&gt; &amp;"
-    assert receiver.contents() == [{"text": f"{text}\nhttp://here/runs/{UID}"}]
+    verdict = "Failed after step 0: &lt;!channel&gt; &amp;."
+    assert receiver.contents() == [{"text": f"{text}\n{verdict}\nhttp://here/runs/{UID}"}]
 
 
 LYING = {

@@ -53,6 +53,8 @@ def test_one_run() -> None:
     for part in ("0f3a5b7c9d1e2f40", "3 events never arrived", "attempt 1", "running, queued 1 min 39 s ago, /r/1"):
         assert part in shown
     assert "notes" not in shown and "waits for" not in shown
+    told = {**RUN, "verdict": {"level": "look", "text": "Step 42 of 500, generating. 1 warning.", "reasons": []}}
+    assert rendered(tables.run_table(told, NOW)).splitlines()[2].split()[:3] == ["verdict", "look:", "Step"]
     queued = rendered(tables.run_table({**RUN, "status": "queued"}, NOW, "it needs 4 GPUs")).splitlines()
     (at,) = (
         number for number, line in enumerate(queued) if line.split() == ["waits", "for", "it", "needs", "4", "GPUs"]

@@ -122,21 +122,24 @@ def _step_time(budgets: Sequence[DraftBudget]) -> Content | None:
 
 
 def _gain(found: Sequence[DraftGain]) -> Content | None:
-    """Return the mean of the engines' gains, and of their 95 % intervals."""
+    """Return the engines' estimates, and the mean of their gains with 95 % intervals where those are results."""
     by_step: dict[int, list[DraftGain]] = defaultdict(list)
     for one in found:
         by_step[one.step].append(one)
     means = {step: mean for step in sorted(by_step) if (mean := engines_gain(by_step[step])) is not None}
     if not means:
         return None
-    steps, of_step = list(means), list(means.values())
-    low, middle, high = ([getattr(mean, name) for mean in of_step] for name in ("low", "ratio", "high"))
-    facts = f"Now {middle[-1]:.2f} (95 %: {low[-1]:.2f} to {high[-1]:.2f})."
-    if not of_step[-1].shows_difference:
-        facts += " That shows no difference yet, because 1 is within it."
-    band = Band(steps, low, high, ("95 %, from", "95 %, to"))
-    line = Line("Gain", steps, middle, value="%{y:.2f} times", band=band)
-    return Content([line], facts, note=of_step[-1].advice)
+    now = list(means.values())[-1]
+    lines = []
+    if known := {step: mean.estimate for step, mean in means.items() if mean.estimate}:
+        lines.append(Line("Estimated", list(known), list(known.values()), value="%{y:.2f} times"))
+    if results := {step: mean for step, mean in means.items() if mean.is_result}:
+        low, middle, high = ([getattr(one, name) for one in results.values()] for name in ("low", "ratio", "high"))
+        band = Band(list(results), low, high, ("95 %, from", "95 %, to"))
+        lines.append(Line("Measured", list(results), middle, value="%{y:.2f} times", band=band))
+    if not lines:
+        return None
+    return Content(lines, f"Now: {now.text}." if now.text else "", note=now.advice)
 
 
 FIGURES: tuple[RunFigure, ...] = (

@@ -51,8 +51,8 @@ def test_expected_and_accepted_tokens_are_compared() -> None:
 
 def test_the_gain_is_the_mean_of_the_engines_with_its_spread() -> None:
     figure = draw("draft_gain", [DraftGain(1, 0, 1.5, 1.4, 1.6, 9, True), DraftGain(1, 1, 2.5, 2.0, 3.0, 9, True)])
-    assert list(traces(figure)["Gain"].y) == [2.0]
-    assert "Now 2.00 (95 %: 1.70 to 2.30)." in figure.layout.meta["description"]
+    assert list(traces(figure)["Measured"].y) == [2.0]
+    assert "Now: 2.00 times the tokens/s without (95 %: 1.70 to 2.30)." in figure.layout.meta["description"]
 
 
 def test_engines_that_drafts_make_slower_name_the_flag_of_the_next_run() -> None:
@@ -67,7 +67,7 @@ def test_engines_that_drafts_make_slower_name_the_flag_of_the_next_run() -> None
     ):
         unsure = draw("draft_gain", [found])
         assert not unsure.layout.annotations and "--no-histospec" not in unsure.layout.meta["description"]
-        assert ("no difference yet" in unsure.layout.meta["description"]) == found.drafting
+        assert ("no difference shown" in unsure.layout.meta["description"]) == found.drafting
     # Where such engines are slower for what they could do, that is what the next run gains.
     off = draw("draft_gain", [DraftGain(1, 0, 0.6, 0.5, 0.7, 9, drafting=False, within=0.9)])
     assert "would have 1.50 times" in off.layout.meta["description"]
