@@ -1,7 +1,8 @@
 """The bubble timeline: states of engines in a window of steps, for a limited number of engines.
 
 Invariants: a response has at most `MAX_LANES` engines and the requested number of intervals, for clusters of any size,
-and says what was left out. It comes from one statement: one round trip and one snapshot.
+and says what was left out. It comes from one statement: one round trip and one snapshot. What engines did before the
+first rollout of an attempt is left out.
 """
 
 from __future__ import annotations
@@ -10,12 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Float, Integer, Select, String, cast, func, literal, null, select, union_all
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Float,
+    Integer,
+    ScalarSelect,
+    Select,
+    String,
+    and_,
+    case,
+    cast,
+    func,
+    literal,
+    null,
+    select,
+    union_all,
+)
+from sqlalchemy.orm import Session, aliased
 
 from rhyme_openrlhf.api.store.lookup import NotFoundError
 from rhyme_openrlhf.api.store.models import Run
-from rhyme_openrlhf.api.store.record import Interval
+from rhyme_openrlhf.api.store.record import Interval, Step
 
 # Most lanes that a page can draw and a person can read at once.
 MAX_LANES = 256
@@ -87,11 +104,17 @@ def _statement(
     uid: str, from_step: int, to_step: int, chosen: Sequence[int] | None, worst: int, limit: int
 ) -> Select[Any] | Any:
     of_run = select(Run.id).where(Run.uid == uid).scalar_subquery()
-    window = (Interval.run_id == of_run, Interval.step >= from_step, Interval.step <= to_step)
-    length = cast(Interval.end - Interval.start, Float)
+    first = _first_steps(of_run, from_step, to_step)
+    # Nobody waits for a run that is not there yet: an attempt's start-up is no bubble, and a stop is a gap.
+    started = case((first.c.started_at > Interval.start, first.c.started_at), else_=Interval.start)
+    window = (
+        Interval.run_id == of_run, Interval.step >= from_step, Interval.step <= to_step, Interval.end > started,
+    )  # fmt: skip
+    length = cast(Interval.end - started, Float)
     bubble = func.coalesce(func.sum(length).filter(Interval.state != "generate"), 0.0)
     # Every engine of the window: few rows, read once for their number and for the lanes.
-    every = select(Interval.engine, bubble.label("bubble")).where(*window).group_by(Interval.engine).cte("every")
+    counted = select(Interval.engine, bubble.label("bubble")).outerjoin(first, first.c.step == Interval.step)
+    every = counted.where(*window).group_by(Interval.engine).cte("every")
     lanes = select(every.c.engine, every.c.bubble).limit(worst)
     if chosen is not None:
         lanes = lanes.where(every.c.engine.in_(chosen)).order_by(every.c.engine)
@@ -101,9 +124,10 @@ def _statement(
     place = func.row_number().over(order_by=(Interval.start, Interval.id)).label("place")
     shown = (
         select(
-            Interval.engine, Interval.start, Interval.end, Interval.step, Interval.state, Interval.cause,
+            Interval.engine, started.label("start"), Interval.end, Interval.step, Interval.state, Interval.cause,
             Interval.weight_version, place,
         )
+        .outerjoin(first, first.c.step == Interval.step)
         .where(*window, Interval.engine.in_(select(ranked.c.engine)))
         .order_by(Interval.start, Interval.id)
         .limit(limit + 1)
@@ -114,6 +138,18 @@ def _statement(
         _part(_RUN, engines).where(Run.uid == uid).select_from(Run),
         _part(_LANE, ranked.c.engine, ranked.c.bubble),
         _part(_INTERVAL, *shown.columns),
+    )
+
+
+def _first_steps(of_run: ScalarSelect[int], from_step: int, to_step: int) -> CTE:
+    """Return the steps of the window that are the first of their attempts, and when their rollouts began."""
+    before = aliased(Step)
+    same_attempt = (before.run_id == Step.run_id, before.step == Step.step - 1, before.attempt_id == Step.attempt_id)
+    return (
+        select(Step.step, Step.started_at)
+        .outerjoin(before, and_(*same_attempt))
+        .where(Step.run_id == of_run, Step.step >= from_step, Step.step <= to_step, before.step.is_(None))
+        .cte("first")
     )
 
 

@@ -46,7 +46,7 @@ from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, check_nodes
 from rhyme_openrlhf.settings.latency import AUTO
 from rhyme_openrlhf.settings.tp_switch import tail_profiles
-from rhyme_openrlhf.telemetry.events import Measuring, Note, NoteLevel
+from rhyme_openrlhf.telemetry.events import Measuring, Note, NoteLevel, ProcessReady
 from rhyme_openrlhf.telemetry.run_directory import versions
 from rhyme_openrlhf.telemetry.services import Layouts, RunServices, is_lost
 from rhyme_openrlhf.training.layouts import engine_arguments, layout_settings
@@ -70,6 +70,9 @@ def wait_for_engines(engines: list[EngineHandle], services: RunServices) -> None
         raise RuntimeError(f"waited {limit:g} s (--limits.stage_s) for {len(engines)} engines to start") from None
     _tell(ray.get([engine.proof.remote() for engine in engines], timeout=CALL_SECONDS), services)
     took = time.monotonic() - started
+    # The watch over processes may not have heard of them yet.
+    for number in range(len(engines)):
+        services.record(ProcessReady(f"engine {number}"), SOURCE)
     services.record(Note("info", f"all engines are ready ({took:.0f} s after the trainer)"), SOURCE)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import update
 
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.telemetry import metrics
+from rhyme_openrlhf.telemetry.events import EngineInterval
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
@@ -120,6 +121,24 @@ def test_a_long_curve_is_down_sampled(api: Any, record: Any) -> None:
     curve = get(api, f"{ONE}/series", names="reward", points=20)["curves"][0]
     assert curve["count"] == 300 and len(curve["x"]) <= 20
     assert max(curve["values"]) == pytest.approx(3.5)
+
+
+def test_a_start_is_no_bubble_and_a_stop_is_a_gap(api: Any, record: Any, numbered: Any) -> None:
+    api.announce()
+    rows = record(ended=False)
+    begin = next(row["time"] for row in rows if row["kind"] == "rollout_started")
+    # Engine 0 is there long before the first rollout; then it waits for the trainer between two of them.
+    waits = [
+        EngineInterval(0, "idle", begin - 66, begin - 30, 1, 0, "trainer"),
+        EngineInterval(0, "idle", begin - 30, begin + 0.5, 1, 0, "trainer"),
+        EngineInterval(0, "idle", begin + 4, begin + 10, 2, 0, "trainer"),
+    ]
+    api.send(rows + numbered([(begin + 5, "more", one) for one in waits]))
+    (lane,) = get(api, f"{ONE}/timeline", from_step=1, to_step=2, engine=[0])["lanes"]
+    found = [(round(one["start"] - begin, 1), round(one["end"] - begin, 1)) for one in lane["intervals"]]
+    assert (0.0, 0.5) in found and (4.0, 10.0) in found and min(found) == (0.0, 0.5)
+    # The tails of two rollouts, and what is left of the three waits.
+    assert lane["bubble_seconds"] == pytest.approx(2 * 2 + 0.5 + 6)
 
 
 def test_the_timeline_shows_chosen_or_worst_engines(reported: Any) -> None:

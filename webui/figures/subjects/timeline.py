@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.timeline import MAX_LANES, Lane, timeline
-from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.record import Move, RawEvent, Step, Switch, of_kinds
 from rhyme_openrlhf.webui.figures.drawing import occupancy
 from rhyme_openrlhf.webui.figures.drawing import timeline as drawing
@@ -108,18 +108,19 @@ def _stages(session: Session, run: Run, lanes: Sequence[Lane], marks: Sequence[S
     begin, _ = drawing.reported(lanes)
     after = _train_step_id(session, run, begin)
     until = _train_step_id(session, run, marks[-1].finished_at)
-    query = select(RawEvent.time, RawEvent.body).where(
+    query = select(RawEvent.time, RawEvent.attempt_id, RawEvent.body).where(
         RawEvent.run_id == run.id, RawEvent.kind == "stage_started", RawEvent.id > (after or 0)
     )
     # The last step is still training and has no end yet, so every stage that has begun belongs to it.
     if until is not None:
         query = query.where(RawEvent.id < until)
     rows = session.execute(query.order_by(RawEvent.id).limit(MOST_STAGES)).all()
-    found = [(at, msgspec.json.decode(body)) for at, body in rows]
-    starts = [(at, one["step"], one["stage"]) for at, one in found]
-    about = (Step.run_id == run.id, Step.step.in_({step for _, step, _ in starts}))
+    found = [(at, attempt, msgspec.json.decode(body)) for at, attempt, body in rows]
+    starts = [(at, attempt, one["step"], one["stage"]) for at, attempt, one in found]
+    about = (Step.run_id == run.id, Step.step.in_({step for _, _, step, _ in starts}))
     done = session.execute(select(Step.step, Step.finished_at).where(*about)).all()
-    spans = stage_spans(starts, {step: finished for step, finished in done})
+    attempts = session.execute(select(Attempt.id, Attempt.finished_at).where(Attempt.run_id == run.id)).tuples()
+    spans = stage_spans(starts, {step: finished for step, finished in done}, dict(attempts.all()))
     return [StageSpan(one.step, one.stage, max(one.start, begin), one.end) for one in spans if one.end > begin]
 
 
@@ -131,20 +132,27 @@ def _train_step_id(session: Session, run: Run, finished_at: float | None) -> int
     return session.scalar(select(func.max(RawEvent.id)).where(*conditions))
 
 
-def stage_spans(starts: Sequence[tuple[float, int, str]], finished: Mapping[int, float | None]) -> list[StageSpan]:
-    """Return spans of stages from `starts` (unix seconds, step, name).
+def stage_spans(
+    starts: Sequence[tuple[float, int, int, str]],
+    finished: Mapping[int, float | None],
+    ended: Mapping[int, float | None],
+) -> list[StageSpan]:
+    """Return spans of stages from `starts` (unix seconds, attempt, step, name).
 
-    A stage ends when the next one begins or its step is `finished`; a stage without an end yet is left out.
+    A stage ends when the next one of its attempt begins, its step is `finished` or its attempt has `ended`. A stage
+    without an end yet is left out.
     """
     spans = []
-    for i, (at, step, stage) in enumerate(starts):
-        ends = [starts[i + 1][0]] if i + 1 < len(starts) else []
+    following: dict[int, float] = {}
+    for at, attempt, step, stage in reversed(starts):
+        ends = [end for end in (following.get(attempt), ended.get(attempt)) if end is not None and end >= at]
+        following[attempt] = at
         done = finished.get(step)
         if done is not None and done >= at:
             ends.append(done)
         if ends:
             spans.append(StageSpan(step, stage, at, min(ends)))
-    return spans
+    return spans[::-1]
 
 
 def parts_backwards(step: int, finished_at: float | None, parts: Sequence[float | None]) -> list[StageSpan]:

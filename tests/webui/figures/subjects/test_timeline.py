@@ -9,11 +9,21 @@ from tests.webui.figure_rows import MIDNIGHT
 
 def test_stages_end_with_the_next_or_with_their_step() -> None:
     finished = {1: MIDNIGHT + 20, 2: None}
-    starts = [(MIDNIGHT + 8, 1, "experience"), (MIDNIGHT + 10, 1, "train"), (MIDNIGHT + 30, 2, "experience")]
-    assert stage_spans(starts, finished) == [
+    starts = [(MIDNIGHT + 8, 7, 1, "experience"), (MIDNIGHT + 10, 7, 1, "train"), (MIDNIGHT + 30, 7, 2, "experience")]
+    assert stage_spans(starts, finished, {7: None}) == [
         StageSpan(1, "experience", MIDNIGHT + 8, MIDNIGHT + 10),
         StageSpan(1, "train", MIDNIGHT + 10, MIDNIGHT + 20),
     ]
+
+
+def test_no_stage_goes_on_while_a_run_is_stopped() -> None:
+    starts = [(MIDNIGHT + 8, 7, 1, "checkpoint"), (MIDNIGHT + 240, 8, 2, "experience"), (MIDNIGHT + 250, 8, 2, "train")]
+    assert stage_spans(starts, {1: MIDNIGHT + 7, 2: None}, {7: MIDNIGHT + 10, 8: None}) == [
+        StageSpan(1, "checkpoint", MIDNIGHT + 8, MIDNIGHT + 10),
+        StageSpan(2, "experience", MIDNIGHT + 240, MIDNIGHT + 250),
+    ]
+    # Nor has one of an attempt whose end nobody knows an end.
+    assert [one.step for one in stage_spans(starts, {}, {7: None, 8: None})] == [2]
 
 
 def test_parts_without_stages_end_with_their_step() -> None:
