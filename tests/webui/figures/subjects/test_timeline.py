@@ -22,7 +22,7 @@ def test_no_stage_goes_on_while_a_run_is_stopped() -> None:
         StageSpan(1, "checkpoint", MIDNIGHT + 8, MIDNIGHT + 10),
         StageSpan(2, "experience", MIDNIGHT + 240, MIDNIGHT + 250),
     ]
-    # Nor has one of an attempt whose end nobody knows an end.
+    # In an attempt without a known end it has no end either.
     assert [one.step for one in stage_spans(starts, {}, {7: None, 8: None})] == [2]
 
 
