@@ -1,21 +1,34 @@
-"""Comparison of runs: figures, ratios to the first run, and differences between their records. Only reads."""
+"""Comparison of runs: figures, ratios to the first run, and differences between their records. Only reads.
+
+Invariant: all figures are medians over the same steps of every run: those that all of them have trained, without the
+first ones, in which engines and kernels warm up.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api.read.curve_points import known_values, read_points
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.parameters import settings_of
-from rhyme_openrlhf.api.store.record import Step
-from rhyme_openrlhf.api.store.step_figures import FIGURES
 from rhyme_openrlhf.settings.recorded import flatten
 
-# Figures whose ratio to the first run tells how much faster or better a run is.
-COMPARED = ("tokens_per_second", "speculation_rate", "bubble_fraction", "reward", "step", "seconds_per_step")
+# Figures whose ratio to the first run tells how much faster or better a run is, and the curve of each.
+CURVES = {
+    "reward": "reward", "tokens_per_second": "tokens_per_second", "rollout_seconds": "rollout_seconds",
+    "seconds_per_step": "step_seconds", "speculation_rate": "speculation_rate", "bubble_fraction": "bubble_fraction",
+}  # fmt: skip
+COMPARED = (*CURVES, "step")
+# Steps at the beginning that are left out where there are as many others.
+WARM_UP = 2
+# A difference is one beyond this many standard errors of the differences between the same steps, of which it needs two.
+ERRORS = 2.0
 
 # Most runs that can be told apart in one chart.
 MAX_COMPARED = 8
@@ -24,13 +37,46 @@ MAX_COMPARED = 8
 MACHINE, VERSIONS, GIT = "machine", "versions", "git"
 
 
-def figures_of(session: Session, run: Run) -> dict[str, float | None]:
-    """Return the figures `COMPARED` of one run."""
-    figures: dict[str, float | None] = {name: getattr(run, name, None) for name in COMPARED}
-    # Only complete steps count: a run that waits, or was stopped for a night, is not slower for that.
-    seconds = FIGURES["step_seconds"]
-    figures["seconds_per_step"] = session.scalar(select(func.avg(seconds)).where(Step.run_id == run.id))
-    return figures
+@dataclass(frozen=True)
+class StepSpan:
+    """The steps from `first` to `last`, both included; empty where `last` is below `first`."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """The figures `COMPARED` of one run, and the values of each by step."""
+
+    medians: Mapping[str, float | None]
+    by_step: Mapping[str, Mapping[int, float]]
+
+
+def common_steps(runs: Sequence[Run]) -> StepSpan:
+    """Return the steps that all runs have trained which have trained any."""
+    last = min((run.step for run in runs if run.step), default=0)
+    return StepSpan(WARM_UP + 1 if last >= 2 * WARM_UP else 1, last)
+
+
+def figures_of(session: Session, run: Run, steps: StepSpan) -> RunFigures:
+    """Return the figures of one run over these steps."""
+    # A step's reward is known from its rollout, or later from the trainer.
+    names = (*CURVES.values(), "rollout_reward")
+    points = read_points(session, run.uid, names, steps.first, steps.last)
+    known = {name: known_values(one) for name, one in points.items()}
+    known["reward"] |= known["rollout_reward"]
+    by_step = {name: known[curve] for name, curve in CURVES.items()}
+    medians = {name: statistics.median(values.values()) if values else None for name, values in by_step.items()}
+    return RunFigures({**medians, "step": run.step}, by_step)
+
+
+def differ(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """Return whether the values of the same steps differ by more than their noise."""
+    apart = [one[step] - other[step] for step in one.keys() & other.keys()]
+    if len(apart) < 2:
+        return False
+    return abs(statistics.fmean(apart)) > ERRORS * statistics.stdev(apart) / math.sqrt(len(apart))
 
 
 def ratio(value: float | None, first: float | None) -> float | None:

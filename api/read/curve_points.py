@@ -75,6 +75,12 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
     return {name: blocks.get(name, NO_POINTS).between(first, last) + rest.get(name, NO_POINTS) for name in names}
 
 
+def known_values(points: Points) -> dict[int, float]:
+    """Return the values of a curve by step, without steps that have none."""
+    known = ~np.isnan(points.values)
+    return dict(zip(points.steps[known].tolist(), points.values[known].tolist(), strict=True))
+
+
 def _packed(rows: Sequence[Sequence[Any]], size: int) -> dict[str, Points]:
     """Decode blocks of `size` steps."""
     found = {}

@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import numpy as np
 from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.read.curve_points import read_points
+from rhyme_openrlhf.api.read.curve_points import known_values, read_points
 from rhyme_openrlhf.api.read.events import EventFilter, Level
 from rhyme_openrlhf.api.read.latest_events import latest
 from rhyme_openrlhf.api.store.bounds import INT32, View
-from rhyme_openrlhf.api.store.curve_blocks import Points
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import RawEvent
 from rhyme_openrlhf.api.store.step_figures import BUBBLES
@@ -52,7 +50,9 @@ def verdict_of(session: Session, run: Run, phases: Sequence[Phase]) -> Verdict:
     """Return the verdict on a run that is in these phases."""
     names = ("rollout_reward", "reward", "rollout_seconds", "engines", "truncated", "samples", *BUBBLES)
     newest = max(0, run.step - 2 * WINDOW + 1)
-    curves = {name: _known(points) for name, points in read_points(session, run.uid, names, newest, INT32).items()}
+    curves = {
+        name: known_values(points) for name, points in read_points(session, run.uid, names, newest, INT32).items()
+    }
     recent = sorted(curves["rollout_seconds"])[-WINDOW:]
     sums = {name: sum(curves[name].get(step, 0.0) for step in recent) for name in ("truncated", "samples", *BUBBLES)}
     return verdict(
@@ -78,12 +78,6 @@ def verdict_view(found: Verdict) -> VerdictView:
     """Return a verdict as the API shows it."""
     reasons = [ReasonView(level=one.level, text=one.text, page=one.where) for one in found.reasons]
     return VerdictView(level=found.level, text=found.text, reasons=reasons)
-
-
-def _known(points: Points) -> dict[int, float]:
-    """Return the values of a curve by step."""
-    known = ~np.isnan(points.values)
-    return dict(zip(points.steps[known].tolist(), points.values[known].tolist(), strict=True))
 
 
 def _notes(session: Session, run: Run, level: Level) -> list[str]:

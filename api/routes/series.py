@@ -11,7 +11,15 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import FromStep, RunUid, ToStep
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
-from rhyme_openrlhf.api.read.comparison import COMPARED, MAX_COMPARED, differing, everything_of, figures_of, ratio
+from rhyme_openrlhf.api.read.comparison import (
+    COMPARED,
+    MAX_COMPARED,
+    common_steps,
+    differing,
+    everything_of,
+    figures_of,
+    ratio,
+)
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curve_names, curves
 from rhyme_openrlhf.api.read.run_json import RunSummary
 from rhyme_openrlhf.api.read.runs import summary_of
@@ -108,9 +116,11 @@ class Compared(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Several runs side by side."""
+    """Several runs side by side. Figures are medians over the steps that all runs have, without the first two."""
 
     axis: Axis
+    from_step: int = Field(description="First step of the figures.")
+    to_step: int = Field(description="Last step of the figures; 0 where no run has any.")
     runs: list[Compared]
 
 
@@ -188,20 +198,21 @@ def compare(
     """Compare runs: curves, figures, and their ratios to the first run's."""
     compared: list[Compared] = []
     with service.database.reading() as session:
-        for uid in run:
-            row = find_run(session, uid)
-            figures = figures_of(session, row)
+        rows = [find_run(session, uid) for uid in run]
+        steps = common_steps(rows)
+        for row in rows:
+            figures = figures_of(session, row, steps).medians
             first = compared[0].figures if compared else figures
             found = curves(session, row.uid, split_names(names), 0, INT32, points, axis, smooth)
             compared.append(
                 Compared(
                     run=summary_of(session, row),
-                    figures=figures,
+                    figures=dict(figures),
                     ratios={name: ratio(figures[name], first[name]) for name in COMPARED},
                     curves=[_curve(curve) for curve in found],
                 )
             )
-    return Comparison(axis=axis, runs=compared)
+    return Comparison(axis=axis, from_step=steps.first, to_step=steps.last, runs=compared)
 
 
 @router.get("/config-diff", summary="Configuration difference")

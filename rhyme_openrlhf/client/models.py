@@ -88,9 +88,26 @@ class EarlierRun(TypedDict):
     left_out: bool
 
 
+class Reason(TypedDict):
+    """Something that a person should look at, and the `page` of the run that shows it."""
+
+    level: str
+    text: str
+    page: str
+
+
+class Verdict(TypedDict):
+    """Whether a run is healthy, look (a person should look at it) or broken, in one line, and why one should look."""
+
+    level: str
+    text: str
+    reasons: list[Reason]
+
+
 class RunDetail(Run):
     """A run with its complete configuration and attempts. `etag`: the state that an edit is based on."""
 
+    verdict: Verdict
     phases: list[Phase]
     earlier_runs: list[EarlierRun]
     notes: str
@@ -368,9 +385,11 @@ class Compared(TypedDict):
 
 
 class Comparison(TypedDict):
-    """Several runs side by side."""
+    """Several runs side by side; figures are medians from `from_step` to `to_step`."""
 
     axis: str
+    from_step: int
+    to_step: int
     runs: list[Compared]
 
 

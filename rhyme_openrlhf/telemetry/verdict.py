@@ -3,8 +3,8 @@
 The same words are on the run's page, in the API, in `rhyme runs show` and in webhooks.
 
 Invariants:
-- What is said to rise, fall or gain does so by more than the noise of its steps; else it is said to be level, or that
-  no difference is shown.
+- A reward rises or falls, and drafts gain, by more than the noise of the steps. Else it is level, or no difference is
+  shown.
 - All figures are of the same newest steps, WINDOW at most.
 - A run is "broken" where it ended without success, "look" where something needs a person (an error that it went on
   from among them), and "healthy" otherwise.
@@ -47,7 +47,7 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class Health:
-    """What a verdict is made of. Lists are of a run's newest steps, the oldest first.
+    """Figures and texts of a run. Lists are of a run's newest steps, the oldest first.
 
     `doing`: its phases, such as "generating"; `rewards`: of 2 WINDOW steps at most, finite; `bubble_seconds` by cause,
     of `engine_seconds` in the rollouts of WINDOW steps; `truncated`: the share of their samples that ran into the
@@ -88,7 +88,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a run is healthy, the sentences that say how it is, and why one should look."""
+    """The level of a run's health, sentences with its figures, and reasons to look."""
 
     level: Level
     parts: tuple[Part, ...]

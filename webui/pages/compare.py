@@ -12,7 +12,17 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.read.comparison import MAX_COMPARED, differing, everything_of, figures_of, ratio
+from rhyme_openrlhf.api.read.comparison import (
+    MAX_COMPARED,
+    WARM_UP,
+    RunFigures,
+    common_steps,
+    differ,
+    differing,
+    everything_of,
+    figures_of,
+    ratio,
+)
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
 from rhyme_openrlhf.api.store.bounds import UidText
 from rhyme_openrlhf.api.store.lookup import find_run
@@ -32,8 +42,6 @@ router = APIRouter(include_in_schema=False)
 # Number of recent runs on offer; the table of runs has the older ones.
 OFFERED = 30
 METRICS = 8
-# Smallest relative change that counts as better or worse; less is noise.
-SAME = 0.005
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,10 @@ class Measure:
 
 
 MEASURES: tuple[Measure, ...] = (
-    Measure("reward", "Reward", "Mean over the last epoch with rewards", "number", True),
+    Measure("reward", "Reward", "Mean reward of a step", "number", True),
     Measure("tokens_per_second", "Tokens/s", "Response tokens per second of rollout", "number", True),
-    Measure("seconds_per_step", "Step time", "Mean over complete steps", "duration", False),
+    Measure("rollout_seconds", "Rollout time", "Of one step", "duration", False),
+    Measure("seconds_per_step", "Step time", "From a step's rollout to the end of its training", "duration", False),
     Measure("speculation_rate", "Speculation", "Share of response tokens that were accepted drafts", "share", True),
     Measure(
         "bubble_fraction",
@@ -119,7 +128,8 @@ def compare_page(
 
 
 def _compared(session: Session, rows: list[Run]) -> dict[str, Any]:
-    figures = [figures_of(session, row) for row in rows]
+    steps = common_steps(rows)
+    figures = [figures_of(session, row, steps) for row in rows]
     recorded = [everything_of(row) for row in rows]
     names = differing(recorded)
     shared = len(set().union(*recorded)) - len(names)
@@ -129,13 +139,15 @@ def _compared(session: Session, rows: list[Run]) -> dict[str, Any]:
             "name": name,
             "color": palette.series_color(index),
             "dash": palette.svg_dash(index),
-            "cells": [_cell(measure, values[measure.name], figures[0][measure.name], index) for measure in MEASURES],
+            "cells": [_cell(measure, values, figures[0], index) for measure in MEASURES],
         }
         for index, (row, name, values) in enumerate(zip(rows, run_names(rows), figures, strict=True))
     ]
     return {
         "runs": runs,
         "measures": MEASURES,
+        "steps": steps,
+        "warm_up": WARM_UP if steps.first > 1 else 0,
         "differences": rows_of([name for name in names if not is_own(name)], recorded),
         "own": rows_of([name for name in names if is_own(name)], recorded),
         "shared": shared,
@@ -143,14 +155,15 @@ def _compared(session: Session, rows: list[Run]) -> dict[str, Any]:
     }
 
 
-def _cell(measure: Measure, value: float | None, first: float | None, index: int) -> Cell:
+def _cell(measure: Measure, figures: RunFigures, reference: RunFigures, index: int) -> Cell:
+    value, first = figures.medians[measure.name], reference.medians[measure.name]
     written = _WRITTEN[measure.kind](value)
     times = ratio(value, first)
     # A ratio of values that may be negative means nothing.
     if index == 0 or times is None or times < 0 or (first or 0.0) < 0:
         return Cell(written, "", "")
     trend = ""
-    if measure.more_is_better is not None and abs(times - 1) >= SAME:
+    if measure.more_is_better is not None and differ(figures.by_step[measure.name], reference.by_step[measure.name]):
         trend = "better" if (times > 1) == measure.more_is_better else "worse"
     return Cell(written, text.ratio(times), trend)
 

@@ -199,7 +199,8 @@ def run_table(run: Json, now: float, waits_for: str = "") -> Table:
 def comparison_table(comparison: Json) -> Table:
     """Build the table of runs side by side, with ratios to the first run."""
     runs = comparison["runs"]
-    table = _table("figure", *(f"{one['run'].get('name')} ({str(one['run'].get('uid'))[:8]})" for one in runs))
+    window = f", steps {comparison['from_step']} to {comparison['to_step']}" if comparison.get("to_step") else ""
+    table = _table(f"median{window}", *(f"{one['run'].get('name')} ({str(one['run'].get('uid'))[:8]})" for one in runs))
     for figure in runs[0]["figures"]:
         cells = []
         for number, one in enumerate(runs):

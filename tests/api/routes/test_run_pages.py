@@ -178,6 +178,9 @@ def test_runs_are_compared(reported: Any, record: Any) -> None:
     assert both["runs"][0]["ratios"]["tokens_per_second"] == 1.0
     assert both["runs"][1]["ratios"]["step"] == pytest.approx(2 / 3)
     assert both["runs"][1]["figures"]["seconds_per_step"] == pytest.approx(9.0)
+    assert both["runs"][1]["figures"]["rollout_seconds"] == 4.0
+    # Both have two steps, so that none is left out.
+    assert (both["from_step"], both["to_step"]) == (1, 2)
     assert len(both["runs"][1]["curves"][0]["x"]) == 2
     for wrong, status in ((["a" * 16], 422), (["a" * 16] * 9, 422), (["a" * 16, "e" * 16], 404)):
         assert reported.viewer.get("/api/v1/compare", params={"run": wrong}).status_code == status
