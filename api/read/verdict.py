@@ -39,7 +39,7 @@ class ReasonView(View):
 
 
 class VerdictView(View):
-    """Whether the run is healthy, from its newest steps."""
+    """The health of the run in its newest steps."""
 
     level: str = Field(description="healthy, look (a person should look at it) or broken.")
     text: str = Field(description="One line: its step, reward, drafts, bubbles, warnings and errors.")

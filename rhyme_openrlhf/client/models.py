@@ -97,7 +97,7 @@ class Reason(TypedDict):
 
 
 class Verdict(TypedDict):
-    """Whether a run is healthy, look (a person should look at it) or broken, in one line, and why one should look."""
+    """The health of a run: `level` is healthy, look (a person should look at it) or broken; `text` is one line."""
 
     level: str
     text: str

@@ -27,7 +27,7 @@ DESCRIBED = {
     "Spread": "SpreadView", "MeanCurve": "MeanCurveView", "GroupFigure": "GroupFigureView", "GroupedRun": "GroupedRun",
     "Group": "GroupView", "Groups": "Groups", "Sweep": "Sweep",
     "Token": "TokenView", "IssuedToken": "IssuedToken", "AuditEntry": "AuditEntryView", "Phase": "PhaseView",
-    "EarlierRun": "EarlierRunView",
+    "EarlierRun": "EarlierRunView", "Verdict": "VerdictView", "Reason": "ReasonView",
     "QueuedRun": "QueuedRunView", "Queue": "QueueView",
     "Webhook": "WebhookView", "IssuedWebhook": "IssuedWebhook", "Delivery": "DeliveryView",
 }  # fmt: skip
