@@ -32,22 +32,40 @@ from rhyme_openrlhf.settings.history import HistorySettings
 
 
 class Timed(Ours):
-    """Our drafter with its budget, or none at all; `seconds` are those of each rollout so far."""
+    """Our drafter with its budget, or none at all; `seconds` are those of each rollout so far.
+
+    `plain`: what the same tokens would have taken without drafts, as a run's own estimate has it (drafting/gain.py).
+    """
 
     def __init__(self, model: StepModel, drafts: bool) -> None:
         super().__init__(HistoSpecSettings(), rollouts=HistorySettings().rollouts)
         self._model = model
         self.seconds: list[float] = []
+        self.plain: list[float] = []
+        # The samples of the last step, the tokens that their texts had, and the step's seconds without drafts.
+        self._last: tuple[list[Sample], int, float] = [], 0, 0.0
         if drafts:
             self._drafter.plan_by(Predictor(model))
 
     def begin(self, samples: list[Sample]) -> None:
+        self.settle()
         super().begin(samples)
         self.seconds.append(0.0)
+        self.plain.append(0.0)
+
+    def settle(self) -> None:
+        """Count what the tokens of the last step would have taken."""
+        running, before, seconds = self._last
+        if running:
+            tokens = sum(len(sample.text) for sample in running) - before
+            self.plain[-1] += tokens / len(running) * seconds
+        self._last = [], 0, 0.0
 
     def draft(self, running: list[Sample]) -> list[list[int]]:
         drafts = super().draft(running) if self._drafter.planner is not None else [[] for _ in running]
+        self.settle()
         context = sum(len(sample.text) for sample in running)
+        self._last = list(running), context, self._model.seconds(len(running), context, 0)
         self.seconds[-1] += self._model.seconds(len(running), context, sum(map(len, drafts)))
         return drafts
 
@@ -58,15 +76,21 @@ class Timed(Ours):
 
 
 def times(steps: list[list[Record]], model: StepModel, engines: int, drafts: bool) -> list[dict[str, float]]:
-    """Return each epoch's seconds of rollouts, and its tokens a decode step of a sample."""
+    """Return each epoch's seconds of rollouts, its tokens a decode step of a sample, and the gain by estimate."""
     drafters = [Timed(model, drafts) for _ in range(engines)]
     totals = replay(steps, [*drafters])
     seconds = [0.0] * len(totals)
+    plain, busy = [0.0] * len(totals), [0.0] * len(totals)
+    for drafter in drafters:
+        drafter.settle()
+        for epoch, *both in zip(epochs_of(steps), drafter.plain, drafter.seconds, strict=True):
+            plain[epoch - 1] += both[0]
+            busy[epoch - 1] += both[1]
     for epoch, *each in zip(epochs_of(steps), *(drafter.seconds for drafter in drafters), strict=True):
         seconds[epoch - 1] += max(each)
     return [
-        {"seconds": of_epoch, "tokens_per_step": total["tokens"] / total["samples"]}
-        for of_epoch, total in zip(seconds, totals, strict=True)
+        {"seconds": of_epoch, "tokens_per_step": total["tokens"] / total["samples"], "estimate": without / took}
+        for of_epoch, total, without, took in zip(seconds, totals, plain, busy, strict=True)
     ]
 
 
@@ -81,6 +105,7 @@ def row(load: str, engines: int, profile: Profile) -> dict[str, Any]:
         found[when] = {
             "ratio": both[0] / both[1],
             "tokens_per_step": statistics.fmean(epoch["tokens_per_step"] for epoch in drafted[epochs]),
+            "estimate": statistics.fmean(epoch["estimate"] for epoch in drafted[epochs]),
         }
     return found
 
@@ -89,7 +114,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as a Markdown table."""
     lines = ["| load | samples an engine | step times | epoch 1 | later epochs |", "|---|---|---|---|---|"]
     for one in rows:
-        cells = [f"{one[when]['ratio']:.2f}x ({one[when]['tokens_per_step']:.1f})" for when in ("first", "later")]
+        cells = [
+            f"{one[when]['ratio']:.2f}x ({one[when]['tokens_per_step']:.1f}; estimate {one[when]['estimate']:.2f}x)"
+            for when in ("first", "later")
+        ]
         lines.append(f"| {one['load']} | {one['samples']} | {one['device']} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines)
 

@@ -27,7 +27,8 @@ def test_without_drafts_each_step_takes_what_the_model_says() -> None:
     (found,) = times(rollouts(3, 5), MODEL, engines=1, drafts=False)
     # The first token of each comes from its prefill.
     expected = [MODEL.seconds(2, 8, 0), MODEL.seconds(2, 10, 0), MODEL.seconds(1, 6, 0), MODEL.seconds(1, 7, 0)]
-    assert found == {"seconds": pytest.approx(sum(expected)), "tokens_per_step": 1.0}
+    # Its own estimate is that it gains nothing.
+    assert found == {"seconds": pytest.approx(sum(expected)), "tokens_per_step": 1.0, "estimate": pytest.approx(1.0)}
 
 
 def test_the_slowest_engine_ends_a_rollout() -> None:
@@ -39,3 +40,6 @@ def test_a_text_that_comes_again_takes_fewer_steps_with_drafts() -> None:
     first, second = times(rollouts(50, epochs=2), MODEL, engines=1, drafts=True)
     assert second["tokens_per_step"] > 4 * first["tokens_per_step"]
     assert second["seconds"] < first["seconds"] / 2
+    # Of one sample, the estimate is the gain.
+    (_, plain) = times(rollouts(50, epochs=2), MODEL, engines=1, drafts=False)
+    assert second["estimate"] == pytest.approx(plain["seconds"] / second["seconds"], rel=0.1)

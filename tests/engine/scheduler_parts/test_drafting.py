@@ -196,6 +196,24 @@ def test_a_batch_that_is_too_large_by_the_profile_gets_no_drafts(
     assert run.step(0) == drafted
 
 
+def test_the_gain_is_estimated_by_the_profile_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = Run(monkeypatch, 1), 0.0
+    for module in (scheduler_module, drafting_part):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+    points = tuple(
+        StepPoint(b, b * each, b * d, 0.010 + 0.001 * (b + b * d), 0.0, 9)
+        for b in (1, 64)
+        for each in (16, 1024)
+        for d in (0, 1, 31)
+    )
+    assert run.scheduler.calls["install_profile"](to_text(formula.profile(steps=points, padded_rows=()))) == ""
+    for _ in range(PERIOD):
+        now += 0.010 + 0.001 * (1 + run.step(2))
+    gain = run.scheduler.calls["read_gain"]()
+    # Steps of 13 ms give three tokens, for which three steps of 11 ms would be needed.
+    assert gain["intervals"] == 0 and gain["estimate"] == pytest.approx(3 * 0.011 / 0.013, rel=0.05)
+
+
 def test_a_batch_that_is_too_large_as_measured_gets_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same without a profile: what the run measures of itself says it, and says when drafts pay again."""
     run, now = Run(monkeypatch, 16), 0.0
