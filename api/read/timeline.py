@@ -7,12 +7,14 @@ first rollout of an attempt is left out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     CTE,
+    BindParameter,
     ColumnElement,
     Float,
     Integer,
@@ -20,6 +22,7 @@ from sqlalchemy import (
     Select,
     String,
     and_,
+    bindparam,
     case,
     cast,
     func,
@@ -37,6 +40,7 @@ from rhyme_openrlhf.api.store.record import Interval, Step
 # Most lanes that a page can draw and a person can read at once.
 MAX_LANES = 256
 
+_WINDOW: tuple[tuple[str, Any], ...] = (("uid", String()), ("from_step", Integer()), ("to_step", Integer()))
 # Parts of the result: the run with its number of engines; lanes; intervals.
 _RUN, _LANE, _INTERVAL = range(3)
 
@@ -86,7 +90,10 @@ def timeline(
     `uid`: the run's. Raises NotFoundError.
     """
     found: dict[int, list[Any]] = {_RUN: [], _LANE: [], _INTERVAL: []}
-    for part, *row in session.execute(_statement(uid, from_step, to_step, chosen, worst, limit)):
+    window: dict[str, Any] = {"uid": uid, "from_step": from_step, "to_step": to_step}
+    if chosen is not None:
+        window["engines"] = list(chosen)
+    for part, *row in session.execute(_statement(chosen is not None), {**window, "worst": worst, "limit": limit + 1}):
         found[part].append(row)
     if not found[_RUN]:
         raise NotFoundError("run", uid)
@@ -100,9 +107,10 @@ def timeline(
     return Timeline(list(lanes.values()), found[_RUN][0][0], len(rows) > limit)
 
 
-def _statement(
-    uid: str, from_step: int, to_step: int, chosen: Sequence[int] | None, worst: int, limit: int
-) -> Select[Any] | Any:
+@functools.cache
+def _statement(chosen: bool) -> Select[Any] | Any:
+    """Return the statement for chosen engines or the worst; cached, because making it takes as long as its answer."""
+    uid, from_step, to_step = (bindparam(name, type_=kind) for name, kind in _WINDOW)
     of_run = select(Run.id).where(Run.uid == uid).scalar_subquery()
     first = _first_steps(of_run, from_step, to_step)
     # Nobody waits for a run that is not there yet: an attempt's start-up is no bubble, and a stop is a gap.
@@ -115,9 +123,11 @@ def _statement(
     # Every engine of the window: few rows, read once for their number and for the lanes.
     counted = select(Interval.engine, bubble.label("bubble")).outerjoin(first, first.c.step == Interval.step)
     every = counted.where(*window).group_by(Interval.engine).cte("every")
-    lanes = select(every.c.engine, every.c.bubble).limit(worst)
-    if chosen is not None:
-        lanes = lanes.where(every.c.engine.in_(chosen)).order_by(every.c.engine)
+    lanes = select(every.c.engine, every.c.bubble).limit(bindparam("worst", type_=Integer()))
+    if chosen:
+        lanes = lanes.where(every.c.engine.in_(bindparam("engines", type_=Integer(), expanding=True))).order_by(
+            every.c.engine
+        )
     else:
         lanes = lanes.order_by(every.c.bubble.desc(), every.c.engine)
     ranked = lanes.cte("ranked")
@@ -130,7 +140,7 @@ def _statement(
         .outerjoin(first, first.c.step == Interval.step)
         .where(*window, Interval.engine.in_(select(ranked.c.engine)))
         .order_by(Interval.start, Interval.id)
-        .limit(limit + 1)
+        .limit(bindparam("limit", type_=Integer()))
         .subquery()
     )  # fmt: skip
     engines = select(func.count()).select_from(every).scalar_subquery()
@@ -141,14 +151,15 @@ def _statement(
     )
 
 
-def _first_steps(of_run: ScalarSelect[int], from_step: int, to_step: int) -> CTE:
+def _first_steps(of_run: ScalarSelect[int], from_step: BindParameter[int], to_step: BindParameter[int]) -> CTE:
     """Return the steps of the window that are the first of their attempts, and when their rollouts began."""
     before = aliased(Step)
     same_attempt = (before.run_id == Step.run_id, before.step == Step.step - 1, before.attempt_id == Step.attempt_id)
     return (
         select(Step.step, Step.started_at)
         .outerjoin(before, and_(*same_attempt))
-        .where(Step.run_id == of_run, Step.step >= from_step, Step.step <= to_step, before.step.is_(None))
+        .where(Step.run_id == of_run, Step.step >= from_step, Step.step <= to_step)
+        .where(before.step.is_(None))
         .cte("first")
     )
 
