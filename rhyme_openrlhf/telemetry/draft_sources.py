@@ -1,4 +1,4 @@
-"""Where text of a response comes from: each source once, with its words, its look and its share of tokens."""
+"""Sources of a response's text, each declared once: its words, its look and its share of tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class TextSource:
     """A source of text, by its name in records; `accepted_NAME` counts its accepted tokens.
 
-    `words`: what a reader is told of a stretch. `tone`, `line`: its colour and underline (static/css/records.css).
+    `words`: what a reader sees about a stretch. `tone`, `line`: its colour and underline (static/css/records.css).
     `share`: the label of its share of response tokens, if it is counted. `within`: a source that has its tokens, too.
     """
 

@@ -159,7 +159,7 @@ class Figure:
     sentence: str
     scale: float = 1.0
 
-    @property
+    @functools.cached_property
     def columns(self) -> list[str]:
         """The columns that it is made of; the last one is the denominator."""
         return re.findall(r"\w+", self.formula)
