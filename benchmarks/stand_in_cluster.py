@@ -3,16 +3,16 @@
     python benchmarks/stand_in_cluster.py --out stand_in_cluster.json          # 2, 8 and 64 nodes, 10 minutes
     python benchmarks/stand_in_cluster.py --nodes 64 --tokens 2048 --rate 60
 
-Real are the trainer's samples generator with its dispatch, the samples' home, the history workers (one for each node),
-the recorder, the driver's supervisor and summary, and the trainer's side of the weight buffer. Stand-ins are engines,
-policy ranks and nodes' stores of weights: many of each live in one process and are called through Ray as actors are.
+These parts are real: the trainer's samples generator, the samples' home, the history workers (one for each node), the
+recorder, the driver's supervisor and summary, and the trainer's side of the weight buffer. These are stand-ins: engines,
+policy ranks and nodes' stores of weights; many of each live in one process and are called through Ray as actors are.
 Each node has 8 engines and 8 ranks. An engine has 2 prompts of 16 samples a step, so 64 nodes have 16,384 samples.
 Tokens are drawn; a sample gains --rate tokens a second up to a length around --tokens. No model computes anything.
 
 The first step warms up; the figures are of the second. Seconds are processor seconds of each process in this step: with
 everything on one machine, time on the clock says nothing. Those of the trainer are also given by path. Of the history
-workers a worker's mean is given, because on a cluster each has a node, and of the fronts, which are one process here, the
-same share.
+workers a worker's mean is given, because on a cluster each has a node. The fronts are one process here: it is divided
+by the nodes.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Stores(Process):
 
 
 class Driver(Used):
-    """What a run's driver does while the run goes on: it supervises, and sums up."""
+    """The driver of a run: it supervises the run and sums it up."""
 
     def __init__(self, run: Path, recorder: Any, engines: Sequence[Handle]) -> None:
         from rhyme_openrlhf.run import launch, supervisor
@@ -437,7 +437,7 @@ class Trainer:
 
 
 def tokenizer(vocabulary: int) -> Any:
-    """Return one with so many words."""
+    """Return a tokenizer of this many words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -79,8 +79,8 @@ def test_a_run_outlives_the_node_of_an_engine(train: Train, cluster: Cluster, tm
     warnings = [event.text for event in run.of(Note) if event.level == "warning"]
     assert any("the run goes on without engine" in text for text in warnings)
     assert any("the run goes on without node" in text for text in warnings)
-    # One history worker for each node. That of the lost node was started elsewhere and kept its share of the prompts, which
-    # return in every epoch.
+    # One history worker for each node. That of the lost node was started elsewhere and kept its share of the prompts,
+    # which return in every epoch.
     assert {event.worker for event in run.of(HistoryState) if event.step > 3} == set(range(4))
     assert any(text.startswith("history worker") and "was started again" in text for text in warnings)
 
