@@ -4,8 +4,8 @@
     python benchmarks/stand_in_cluster.py --nodes 64 --tokens 2048 --rate 60
 
 These parts are real: the trainer's samples generator, the samples' home, a history worker for each node, the recorder,
-the driver's supervisor and summary, and the trainer's side of the weight buffer. Engines, policy ranks and nodes' stores
-of weights are stand-ins: many of each live in one process and are called through Ray as actors are.
+the driver's supervisor and summary, and the trainer's side of the weight buffer. Stand-ins are engines, policy ranks and
+nodes' stores of weights: many of each live in one process and are called through Ray as actors are.
 Each node has 8 engines and 8 ranks. An engine has 2 prompts of 16 samples a step, so 64 nodes have 16,384 samples.
 Tokens are drawn; a sample gains --rate tokens a second up to a length around --tokens. No model computes anything.
 
