@@ -3,9 +3,9 @@
     python benchmarks/stand_in_cluster.py --out stand_in_cluster.json          # 2, 8 and 64 nodes, 10 minutes
     python benchmarks/stand_in_cluster.py --nodes 64 --tokens 2048 --rate 60
 
-These parts are real: the trainer's samples generator, the samples' home, a history worker for each node, the recorder,
-the driver's supervisor and summary, and the trainer's side of the weight buffer. Stand-ins are engines, policy ranks and
-nodes' stores of weights: many of each live in one process and are called through Ray as actors are.
+The trainer's samples generator, the samples' home, a history worker for each node, the recorder, the supervisor, the
+summary and the trainer's side of the weight buffer are real. Stand-ins are engines, policy ranks and nodes' stores of
+weights: many of each live in one process and are called through Ray as actors are.
 Each node has 8 engines and 8 ranks. An engine has 2 prompts of 16 samples a step, so 64 nodes have 16,384 samples.
 Tokens are drawn; a sample gains --rate tokens a second up to a length around --tokens. No model computes anything.
 
