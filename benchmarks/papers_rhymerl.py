@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from papers_inputs import EFFICIENCY, H100, NEVER_WAITS, QWEN3_8B, QWEN3_14B, QW
 from roofline import roofline
 
 from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.scheduling.outliers import ALPHA, beta
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
@@ -21,6 +23,17 @@ from rhyme_openrlhf.simulation.workload import PRESETS, Workload, drawn
 # RhymeRL 7.2.2: 65 % of the draft tokens are accepted at first, 79 % later; 5.1: 75 to 95 % of the tokens recur.
 ACCEPTANCE_RATES = (0.65, 0.79)
 RECURRING = (0.75, 0.95)
+# 6.1: 20 epochs are 300 to 1,000 steps. Figure 3a: the mean length grows tenfold in 320 steps.
+STEPS_PER_EPOCH = 16
+GROWTH = 10 ** (STEPS_PER_EPOCH / 320)
+STEPS = 4 * STEPS_PER_EPOCH
+# Table 2's rows, and what it prints for three mathematics and two code data sets, least and most.
+TABLE_2 = (
+    ("in the predicted group or a shorter one", {8: "79.0 to 85.7 %", 16: "71.6 to 79.7 %"}),
+    ("of the others, not among the last 10 %", {8: "12.2 to 16.9 %", 16: "16.8 to 22.8 %"}),
+    ("the rest, within beta of the group's history", {8: "0.55 to 0.86 %", 16: "1.02 to 1.47 %"}),
+    ("the rest, beyond it: migrated", {8: "1.49 to 3.55 %", 16: "2.47 to 5.08 %"}),
+)
 
 
 def probability_for(rate: float) -> float:
@@ -47,6 +60,11 @@ def throughput(result: Result, warm_up: int) -> float:
     return sum(step.samples for step in steps[warm_up:]) / (steps[-1].trained - begin)
 
 
+def moved(result: Result, epoch: int) -> float:
+    """Return the share of samples that outliers' rules move. The first `epoch` steps have no rank groups, so none."""
+    return sum(result.moves.values()) / sum(step.samples for step in result.steps[epoch:])
+
+
 def rhymerl(found: dict[str, Any]) -> str:
     """Figures 13 and 14: Math-14B, at most 16K tokens."""
     kinds: dict[str, Callable[[], Features]] = {
@@ -70,8 +88,8 @@ def rhymerl(found: dict[str, Any]) -> str:
     migrated: list[float] = []
     profiles = {2: roofline(QWEN3_14B, H100, 2, EFFICIENCY)}
     for within in WITHIN:
-        shape = dataclasses.replace(PRESETS["rhymerl-math"], within=within)
-        load = drawn(shape, steps=32, prompts=256, samples=16, steps_per_epoch=8, seed=SEED)
+        shape = dataclasses.replace(PRESETS["rhymerl-math"], within=within, growth=GROWTH)
+        load = drawn(shape, steps=STEPS, prompts=256, samples=16, steps_per_epoch=STEPS_PER_EPOCH, seed=SEED)
         cluster = Cluster(nodes=12, devices=8, tensor_parallel=2, trainer_tokens_per_second=NEVER_WAITS)
         # Figure 2: the rollout is 84 to 91 % of a step's time; the trainer is as fast as that says.
         alone = Run(load, cluster, Features(), profiles).go()
@@ -80,8 +98,8 @@ def rhymerl(found: dict[str, Any]) -> str:
             cluster, trainer_tokens_per_second=tokens / (alone.rollout_seconds * (1 - 0.875) / 0.875)
         )
         results = [Run(load, cluster, kind(), profiles).go() for kind in kinds.values()]
-        columns.append([throughput(result, 8) for result in results])
-        migrated.append(sum(results[2].moves.values()) / sum(step.samples for step in results[2].steps))
+        columns.append([throughput(result, STEPS_PER_EPOCH) for result in results])
+        migrated.append(moved(results[2], STEPS_PER_EPOCH))
         bubbles.append([result.accounts.bubble_fraction() for result in results])
         say(f"rhymerl, {within} within: {columns[-1]}")
         of_epochs.append([epochs(result) for result in results])
@@ -132,12 +150,12 @@ def rhymerl_batches(found: dict[str, Any]) -> str:
         results = [Run(load, cluster, kind, profiles).go() for kind in (Features(), by_load, pipe, two_tier, whole)]
         base, *others = (throughput(result, warm_up) for result in results)
         idle = results[0].accounts.bubble_fraction()
-        moved = sum(results[3].moves.values()) / sum(step.samples for step in results[3].steps)
-        row = {"rollouts": rollouts, "idle": idle, "gains": [one / base for one in others], "migrated": moved}
+        share = moved(results[3], warm_up)
+        row = {"rollouts": rollouts, "idle": idle, "gains": [one / base for one in others], "migrated": share}
         found["rhymerl-batches"].append(row)
         load_gain, one, two, all_ = row["gains"]
         gains = (f"{gain:.2f}x" for gain in (load_gain, one, two, all_ / two, all_))
-        lines.append(f"| {rollouts:,} | {idle:.0%} | {' | '.join(gains)} | {moved:.1%} |")
+        lines.append(f"| {rollouts:,} | {idle:.0%} | {' | '.join(gains)} | {share:.1%} |")
         say(lines[-1])
     return "\n".join(lines)
 
@@ -172,26 +190,50 @@ def rhymerl_models(found: dict[str, Any]) -> str:
 
 
 def rhymerl_ranks(found: dict[str, Any]) -> str:
-    """Figure 9 and table 2, arithmetic on drawn lengths: are responses in the group of their prompt's median?"""
-    lines = ["| rank groups | paper: in the predicted group or a shorter one | drawn lengths |", "|---|---|---|"]
+    """Figure 9 and table 2, arithmetic on drawn lengths: are responses in the group of their prompt's median?
+
+    The paper does not say of which group a response is among the last 10 %. It may be the predicted one, whose engines
+    it keeps busy, or the one to which its length belongs. So both are given.
+    """
+    lines = [
+        "| rank groups | responses | paper | drawn lengths, last of the predicted group | last of its real group |",
+        "|---|---|---|---|---|",
+    ]
     found["rhymerl-ranks"] = {}
-    for groups, printed in ((8, "79.0 to 85.7 %"), (16, "71.6 to 79.7 %")):
-        load = drawn(PRESETS["rhymerl-math"], 64, 64, 16, 8, SEED)
-        by_epoch: dict[int, dict[int, tuple[int, ...]]] = {}
-        for step in load.steps:
-            by_epoch.setdefault(step.epoch, {}).update({one.prompt: one.lengths for one in step.prompts})
-        kept = total = 0
-        for epoch in sorted(by_epoch)[1:]:
-            before, now = by_epoch[epoch - 1], by_epoch[epoch]
-            ranked = sorted(now, key=lambda prompt: statistics.median(before[prompt]))
-            predicted = {prompt: place * groups // len(ranked) for place, prompt in enumerate(ranked)}
-            ordered = sorted((length, prompt) for prompt, lengths in now.items() for length in lengths)
-            for place, (_, prompt) in enumerate(ordered):
-                kept += place * groups // len(ordered) <= predicted[prompt]
-            total += len(ordered)
-        found["rhymerl-ranks"][groups] = kept / total
-        lines.append(f"| {groups} | {printed} | {kept / total:.1%} |")
+    shape = dataclasses.replace(PRESETS["rhymerl-math"], growth=GROWTH)
+    load = drawn(shape, 6 * STEPS_PER_EPOCH, 64, 16, STEPS_PER_EPOCH, SEED)
+    for groups in (8, 16):
+        shares = [table_2(load, groups, of_predicted) for of_predicted in (True, False)]
+        found["rhymerl-ranks"][groups] = {"predicted": shares[0], "real": shares[1]}
+        for (name, printed), one, other in zip(TABLE_2, *shares, strict=True):
+            lines.append(f"| {groups} | {name} | {printed[groups]} | {one:.2%} | {other:.2%} |")
     return "\n".join(lines)
+
+
+def table_2(load: Workload, groups: int, of_predicted: bool) -> list[float]:
+    """Return the shares of table 2's rows from the second epoch on."""
+    by_epoch: dict[int, dict[int, tuple[int, ...]]] = {}
+    for step in load.steps:
+        by_epoch.setdefault(step.epoch, {}).update({one.prompt: one.lengths for one in step.prompts})
+    counts = [0, 0, 0, 0]
+    for epoch in sorted(by_epoch)[1:]:
+        before = {prompt: statistics.median(lengths) for prompt, lengths in by_epoch[epoch - 1].items()}
+        now = by_epoch[epoch]
+        ranked = sorted(now, key=before.__getitem__)
+        predicted = {prompt: place * groups // len(ranked) for place, prompt in enumerate(ranked)}
+        longest = [max(before[prompt] for prompt in ranked if predicted[prompt] == group) for group in range(groups)]
+        factor = beta((before[prompt], statistics.median(lengths)) for prompt, lengths in now.items())
+        ordered = sorted((length, prompt) for prompt, lengths in now.items() for length in lengths)
+        real = [place * groups // len(ordered) for place in range(len(ordered))]
+        # How many of a response's group are at most as long, by the order of all.
+        group_of = [predicted[prompt] for _, prompt in ordered] if of_predicted else real
+        sizes, shorter = Counter(group_of), Counter[int]()
+        for (length, prompt), group, where in zip(ordered, group_of, real, strict=True):
+            shorter[group] += 1
+            last = shorter[group] > (1 - ALPHA) * sizes[group]
+            row = 0 if where <= predicted[prompt] else 1 if not last else 2
+            counts[row + (row == 2 and length > factor * longest[predicted[prompt]])] += 1
+    return [count / sum(counts) for count in counts]
 
 
 def epochs(result: Result, size: int = 8) -> list[float]:

@@ -21,6 +21,9 @@ EAGLE_PARAMETERS = 218e6 + 2 * 4096 * 4096 + 128256 * 4096
 # RLHFSpec prints neither acceptance nor t_sd: so a band over both.
 EAGLE_ACCEPTANCE = (0.6, 0.7, 0.8)
 EFFICIENCIES = (0.4, 0.6, 0.8)
+# Draft tokens of every sample and step by "Spec" and "Speculative": section 3.2 prints 6 and 24, 7.5 tries 2 to 48.
+FIXED_DRAFTS = (6, 16, 24)
+MIDDLE = (0.6, 0.7, 16)
 
 
 def rlhfspec(found: dict[str, Any]) -> str:
@@ -51,38 +54,39 @@ def rlhfspec_breakdown(found: dict[str, Any]) -> str:
     """Figures 11 and 13: decoding, speculation by fixed rules, drafts by load, reallocation; from data sheets."""
     load = drawn(PRESETS["rlhfspec-lmsys"], steps=8, prompts=512, samples=1, steps_per_epoch=1, seed=SEED)
     cluster = Cluster(devices=8, running=64, trainer_tokens_per_second=NEVER_WAITS)
-    columns: dict[tuple[float, float], list[float]] = {}
+    # By efficiency, acceptance and the fixed number of draft tokens.
+    columns: dict[tuple[float, float, int], list[float]] = {}
+    base = Features("sync", interval=0.5, cooldown=20)
     for efficiency in EFFICIENCIES:
         profiles = {1: with_eagle(roofline(LLAMA_8B, L40S, 1, efficiency), efficiency)}
+
+        def seconds(features: Features, profiles: dict[int, Profile] = profiles) -> float:
+            steps = Run(load, cluster, features, profiles).go().steps
+            # The first epoch drafts nothing.
+            return statistics.fmean(step.completed - step.begun for step in steps[1:])
+
+        plain = seconds(base)
         for probability in EAGLE_ACCEPTANCE:
             each = Acceptance(1.0, probability)
-            seconds = []
-            for speculation, moved in (("off", False), ("window", False), ("budget", False), ("budget", True)):
-                features = Features(
-                    "sync",
-                    speculation=speculation,  # type: ignore[arg-type]
-                    first_acceptance=each,
-                    last_acceptance=each,
-                    reallocation=moved,
-                    interval=0.5,
-                    cooldown=20,
-                )
-                steps = Run(load, cluster, features, profiles).go().steps
-                # The first epoch drafts nothing.
-                seconds.append(statistics.fmean(step.completed - step.begun for step in steps[1:]))
-            columns[efficiency, probability] = [seconds[0] / other for other in seconds]
-    found["rlhfspec-breakdown"] = [{"efficiency": e, "acceptance": p, "gains": g} for (e, p), g in columns.items()]
+            drafting = dataclasses.replace(base, first_acceptance=each, last_acceptance=each, speculation="budget")
+            by_load = [plain / seconds(dataclasses.replace(drafting, reallocation=moved)) for moved in (False, True)]
+            for drafts in FIXED_DRAFTS:
+                fixed = dataclasses.replace(drafting, speculation="window", window_start=drafts, window_max=drafts)
+                columns[efficiency, probability, drafts] = [1.0, plain / seconds(fixed), *by_load]
+    found["rlhfspec-breakdown"] = [
+        {"efficiency": e, "acceptance": p, "drafts": n, "gains": g} for (e, p, n), g in columns.items()
+    ]
     lines = [
-        "| | paper, against decoding | simulated, against decoding (0.7 accepted, 60 %) | band |",
+        "| | paper, against decoding | simulated, against decoding (0.7 accepted, 60 %, 16 drafts) | band |",
         "|---|---|---|---|",
     ]
     names = (("Spec", "1.18x"), ("+ Selection", "1.95x"), ("+ Reallocation", "2.32x"))
     for row, (name, printed) in enumerate(names, start=1):
         values = [gains[row] for gains in columns.values()]
-        middle = columns[0.6, 0.7][row]
+        middle = columns[MIDDLE][row]
         lines.append(f"| {name} | {printed} | {middle:.2f}x | {min(values):.2f} to {max(values):.2f} |")
     against = [gains[3] / gains[1] for gains in columns.values()]
-    middle = columns[0.6, 0.7][3] / columns[0.6, 0.7][1]
+    middle = columns[MIDDLE][3] / columns[MIDDLE][1]
     lines.append(
         f"| all, against Spec (figure 11) | 2.02x LMSYS, 1.97x GSM8K (most) | {middle:.2f}x | "
         f"{min(against):.2f} to {max(against):.2f} |"
@@ -92,7 +96,7 @@ def rlhfspec_breakdown(found: dict[str, Any]) -> str:
 
 def arithmetic(found: dict[str, Any]) -> str:
     """RLHFSpec's figure 12 and section 3.3's reallocation: calculated from printed figures."""
-    middle = next(one for one in found["rlhfspec-breakdown"] if (one["efficiency"], one["acceptance"]) == (0.6, 0.7))
+    middle = middle_of(found)
     # Section 3.1: the generation is 68.4 % of a step.
     whole, theirs = (end_to_end(gain, 0.684) for gain in (middle["gains"][3] / middle["gains"][1], 2.02))
     loads = [EngineLoad(place, [(100, 1.0, sample) for sample in range(n)], 10**6) for place, n in enumerate((24, 1))]
@@ -107,6 +111,12 @@ def arithmetic(found: dict[str, Any]) -> str:
             f"| RLHFSpec, figure 5: samples moved of 24 and 1, threshold 19 | 5 | {count} |",
         ]
     )
+
+
+def middle_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the breakdown's row in the middle of its band."""
+    rows: list[dict[str, Any]] = found["rlhfspec-breakdown"]
+    return next(one for one in rows if (one["efficiency"], one["acceptance"], one["drafts"]) == MIDDLE)
 
 
 def with_eagle(profile: Profile, efficiency: float) -> Profile:

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         use, "--threshold", int, features.threshold, "samples above which an engine gives some away; 0: by throughput"
     )
     _number(use, "--window-max", int, features.window_max, "most draft tokens of a sample")
-    _number(use, "--interval", float, features.interval, "seconds between looks at the engines")
+    _number(use, "--interval", float, features.interval, "seconds between two reports of the engines for reallocation")
     use.add_argument(
         "--acceptance",
         default="0.3:0.65,0.7:0.79,10",

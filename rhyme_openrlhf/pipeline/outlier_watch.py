@@ -22,12 +22,7 @@ import ray
 from rhyme_openrlhf.engine.calls import TurnCalls
 from rhyme_openrlhf.engine.messages import RunningSamples
 from rhyme_openrlhf.pipeline.step import Step
-from rhyme_openrlhf.scheduling.outliers import RunningEngine, RunningEngines, destination, outliers
-
-# An outlier has to be found while it runs: with a small model, 100 tokens take a third of a second. Looks are rarer
-# with many engines, because the controller spends about a millisecond on each query.
-LOOK_SECONDS = 0.25
-LOOK_SECONDS_PER_ENGINE = 0.004
+from rhyme_openrlhf.scheduling.outliers import RunningEngine, RunningEngines, destination, look_seconds, outliers
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class OutlierWatch:
         self._samples = samples_per_prompt
         self._looked = 0.0
         self._asked: dict[ray.ObjectRef[RunningSamples], int] = {}
-        self.look_seconds = max(LOOK_SECONDS, len(engines) * LOOK_SECONDS_PER_ENGINE)
+        self.look_seconds = look_seconds(len(engines))
         """From one look to the next."""
 
     def find(self, step: Step) -> list[Outlier]:

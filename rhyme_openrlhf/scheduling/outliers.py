@@ -30,8 +30,17 @@ import numpy as np
 ALPHA = 0.10
 BETA_FLOOR = 1.1
 BETA_PERCENTILE = 75
+# Between two looks at the engines. An outlier has to be found while it runs: with a small model, 100 tokens take a
+# third of a second. With many engines looks are rarer, because a run's controller spends about a millisecond on each.
+LOOK_SECONDS = 0.25
+LOOK_SECONDS_PER_ENGINE = 0.004
 # 0.1 * 30 is a little more than 3 in floating point: a share that is whole must not be rounded up.
 _ROUNDING = 1e-9
+
+
+def look_seconds(engines: int) -> float:
+    """Return the seconds from one look for outliers to the next, in live and simulated runs."""
+    return max(LOOK_SECONDS, engines * LOOK_SECONDS_PER_ENGINE)
 
 
 def beta(growth: Iterable[tuple[float, float]], floor: float = BETA_FLOOR) -> float:

@@ -22,7 +22,7 @@ from rhyme_openrlhf.settings.moves import MoveSettings, ReallocationSettings
 from rhyme_openrlhf.settings.options import Settings, from_mapping
 from rhyme_openrlhf.settings.run import LimitSettings, RunSettings
 from rhyme_openrlhf.settings.telemetry import TelemetrySettings
-from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
+from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, TpSwitchSettings
 from rhyme_openrlhf.settings.weights import AUTO, BUFFER, OPENRLHF, WeightSettings
 
 # Why a reproducible run has no drafts on vLLM's second model runner.
@@ -53,8 +53,9 @@ class RhymeSettings:
 
     @property
     def keeps_history(self) -> bool:
-        """Return whether history workers have work: drafts come from them, or HistoPipe ranks by their lengths."""
-        return self.drafts_from_history or self.histopipe.enable
+        """Return whether history workers have work: drafts come from them, or HistoPipe or TP switches need lengths."""
+        predicts = self.tp_switch.enable and self.tp_switch.rule == BY_HISTORY
+        return self.drafts_from_history or self.histopipe.enable or predicts
 
     @property
     def drafts_from_history(self) -> bool:

@@ -1,6 +1,6 @@
 """Moves of running samples: outliers and reallocation, as the policies of `scheduling/` order them.
 
-The engines are checked at a set interval, like the live system's status. An engine first advances to the end of its
+The engines are checked at set intervals, as in a live run. An engine first advances to the end of its
 current step, because no sample can leave in the middle of a step. TP switches are in `layout_changes.py`.
 
 Invariants:
@@ -14,8 +14,8 @@ Invariants:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import overload
 
 import numpy as np
@@ -54,17 +54,16 @@ class Interventions:
     def begin(self) -> None:
         """Schedule the first check of the engines, if a feature needs it."""
         features = self._run.features
-        if features.outliers or features.reallocation:
-            self._run.at(features.interval, self._look)
+        if features.outliers:
+            seconds = outliers.look_seconds(self._run.cluster.engines)
+            self._run.at(seconds, partial(self._look, seconds, self._outliers))
+        if features.reallocation:
+            self._run.at(features.interval, partial(self._look, features.interval, self._reallocate))
 
-    def _look(self, now: float) -> None:
-        if len(self._run.complete) > len(self._run.workload.steps):
-            return
-        self._run.at(now + self._run.features.interval, self._look)
-        if self._run.features.outliers:
-            self._outliers(now)
-        if self._run.features.reallocation:
-            self._reallocate(now)
+    def _look(self, seconds: float, decide: Callable[[float], None], now: float) -> None:
+        if len(self._run.complete) <= len(self._run.workload.steps):
+            self._run.at(now + seconds, partial(self._look, seconds, decide))
+            decide(now)
 
     def _move(self, source: Slot, target: Slot, samples: Iterable[int], cause: str) -> None:
         run = self._run

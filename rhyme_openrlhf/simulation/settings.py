@@ -98,9 +98,10 @@ class Features:
 
     `trainer`: OpenRLHF's synchronous or asynchronous one, or the streaming pipeline (HistoPipe's tier 1). `two_tier`:
     shares of engines by figure 12. `outliers`: moved within the step, with `defer` to the next one too. `dispatch`:
-    prompts by predicted work. `interval`: seconds between looks at the engines. `speculation` "measured": as in the run
-    that is replayed. `rank_groups`: 0 for the usual number. `as_placed`: prompts go to the engines that they went to in
-    the run that is replayed.
+    prompts by predicted work. `interval`: seconds between two reports of engines for reallocation. `window_start` and
+    `window_max`: draft tokens of a window; a fixed number if equal. `speculation` "measured": as in the run that is
+    replayed. `rank_groups`: 0 for the usual number. `as_placed`: prompts go to the engines that they went to in the run
+    that is replayed.
     """
 
     trainer: Trainer = "async"
@@ -117,6 +118,7 @@ class Features:
     threshold: int = REALLOCATION.threshold
     switching: Switching = "off"
     speculation: SpeculationKind = "off"
+    window_start: int = HISTOSPEC.window_start
     window_max: int = HISTOSPEC.window_max
     first_acceptance: Acceptance = Acceptance(0.3, 0.65)
     last_acceptance: Acceptance = Acceptance(0.7, 0.79)

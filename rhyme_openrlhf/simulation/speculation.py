@@ -150,8 +150,9 @@ class Speculating:
             self.rates, self.paces = self._known[acceptance]
 
     def _of(self, acceptance: Acceptance) -> tuple[Rates, Mapping[int, PaceOf]]:
-        settings = HistoSpecSettings(window_max=self._features.window_max)
-        if self._features.speculation != "budget":
+        features = self._features
+        settings = HistoSpecSettings(window_start=features.window_start, window_max=features.window_max)
+        if features.speculation != "budget":
             return window_rates(settings, acceptance), self.paces
         rates = proposal_rates(settings, acceptance)
         return rates, {size: budgeted(kind.times, rates, acceptance) for size, kind in self._kinds.items()}

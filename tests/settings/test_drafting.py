@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.options import SettingsError
+from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 
 
 def test_a_model_that_nothing_uses_is_refused() -> None:
@@ -33,3 +35,11 @@ def test_history_workers_have_work_only_where_history_drafts() -> None:
     assert RhymeSettings(drafting=DraftingSettings(source="history+draft_model", model="half")).drafts_from_history
     assert not RhymeSettings(drafting=DraftingSettings(source="ngram")).drafts_from_history
     assert not RhymeSettings(histospec=HistoSpecSettings(enable=False)).drafts_from_history
+
+
+@pytest.mark.parametrize(("rule", "kept"), [("history", True), ("maximum", False)])
+def test_lengths_are_kept_where_switches_are_decided_by_them(rule: str, kept: bool) -> None:
+    plain = RhymeSettings(histospec=HistoSpecSettings(enable=False))
+    assert not plain.keeps_history
+    switching = TpSwitchSettings(enable=True, rule=rule)
+    assert dataclasses.replace(plain, tp_switch=switching).keeps_history == kept
