@@ -13,6 +13,9 @@ from rhyme_openrlhf.client import Client, ClientError
 from rhyme_openrlhf.settings.control import WEBHOOK_EVENTS, WEBHOOK_LIMITS
 from rhyme_openrlhf.settings.options import Parser
 
+# Help of the argument that names one.
+WEBHOOK = "its number or name in `rhyme webhooks list`"
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser; each command's `action` is in its defaults."""
@@ -44,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         "change a webhook; what is not given stays, and so does its secret",
         "rhyme webhooks edit 3 --event failed --event stalled --stalled-minutes 20",
     )
-    editing.add_argument("webhook", type=count, metavar="ID", help="of `rhyme webhooks list`")
+    editing.add_argument("webhook", metavar="WEBHOOK", help=WEBHOOK)
     editing.add_argument("--name", help="for people")
     editing.add_argument("--url", help="where messages are posted to")
     editing.add_argument("--event", action="append", choices=WEBHOOK_EVENTS, help="about these alone (repeat)")
@@ -55,12 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
         ("test", test, "send a test message now, and say how that went"),
         ("delete", delete, "delete a webhook with its messages"),
     ):
-        one = add_command(commands, name, action, help, f"rhyme webhooks {name} 3")
-        one.add_argument("webhook", type=count, metavar="ID", help="of `rhyme webhooks list`")
+        one = add_command(commands, name, action, help, f"rhyme webhooks {name} slack")
+        one.add_argument("webhook", metavar="WEBHOOK", help=WEBHOOK)
     logging = add_command(
-        commands, "log", log, "messages that were sent, wait, or were given up", "rhyme webhooks log --webhook 3"
+        commands, "log", log, "messages that were sent, wait, or were given up", "rhyme webhooks log --webhook slack"
     )
-    logging.add_argument("--webhook", type=count, metavar="ID", help="only of this webhook")
+    logging.add_argument("--webhook", help="only of this webhook, by its number or name")
     logging.add_argument("--limit", type=count, default=50, metavar="N", help="the newest N (default: 50)")
     return parser
 
@@ -94,14 +97,14 @@ def edit(client: Client, args: argparse.Namespace) -> int:
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:
         raise UsageError("give what to change: --name, --url, --event, --form or a limit")
-    changed = client.edit_webhook(args.webhook, **changes)
+    changed = client.edit_webhook(number_of(client, args.webhook), **changes)
     show_answer(args, changed, lambda: tables.webhooks_table([changed]))
     return 0
 
 
 def test(client: Client, args: argparse.Namespace) -> int:
     """`rhyme webhooks test`"""
-    sent = client.test_webhook(args.webhook)
+    sent = client.test_webhook(number_of(client, args.webhook))
     show_answer(args, sent, lambda: tables.deliveries_table([sent]))
     if sent["state"] != "delivered":
         raise ClientError(f"webhook {args.webhook}: {sent['error']}")
@@ -110,13 +113,25 @@ def test(client: Client, args: argparse.Namespace) -> int:
 
 def delete(client: Client, args: argparse.Namespace) -> int:
     """`rhyme webhooks delete`"""
-    client.delete_webhook(args.webhook)
+    client.delete_webhook(number_of(client, args.webhook))
     print(f"webhook {args.webhook} is deleted", file=sys.stderr)
     return 0
 
 
 def log(client: Client, args: argparse.Namespace) -> int:
     """`rhyme webhooks log`"""
-    found = list(client.deliveries(webhook=args.webhook, limit=args.limit))
+    webhook = None if args.webhook is None else number_of(client, args.webhook)
+    found = list(client.deliveries(webhook=webhook, limit=args.limit))
     show_answer(args, found, lambda: tables.deliveries_table(found))
     return 0
+
+
+def number_of(client: Client, webhook: str) -> int:
+    """Return the number of the webhook with this number or name. Raises UsageError."""
+    if webhook.isdecimal():
+        return int(webhook)
+    found = [one["id"] for one in client.webhooks() if one["name"] == webhook]
+    if len(found) != 1:
+        which = "no webhook has" if not found else f"webhooks {', '.join(map(str, found))} have"
+        raise UsageError(f"{which} the name {webhook!r}: give a number of `rhyme webhooks list`")
+    return int(found[0])
