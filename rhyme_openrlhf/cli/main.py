@@ -62,6 +62,9 @@ COMMANDS = {
         "rhyme_openrlhf.cli.train_ppo_ray", "train a model: OpenRLHF's options and ours (train --help)", True
     ),
     "demo": Command("rhyme_openrlhf.cli.demo", "train the embedded model and show what speculation saves", True),
+    "compare": Command(
+        "rhyme_openrlhf.cli.compare", "the same run without and with drafts: is it faster for you?", True
+    ),
     "serve": Command("rhyme_openrlhf.cli.serve", "start, see and stop runs: the control plane", True),
     "doctor": Command("rhyme_openrlhf.cli.doctor", "check this machine and say what will run on it"),
     "verify": Command(
