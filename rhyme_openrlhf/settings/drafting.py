@@ -52,8 +52,7 @@ class HistoSpecSettings(Settings):
     )
     stop_confidence: float = option(
         0.5,
-        "A history draft stops when its probability of being right falls below this. It has at least one token. "
-        "0: never.",
+        "History drafts stop below this probability of being right. They have at least one token. 0: never.",
         low=0,
         high=1,
     )
