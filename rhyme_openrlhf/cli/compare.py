@@ -89,15 +89,16 @@ def _run_both(directory: Path, first: list[str], command: list[str]) -> int:
     if directory.exists():
         raise CompareError(f"{directory} exists: name a new directory for the two runs")
     for name, more in ((WITHOUT, first), (WITH, [])):
-        run = (directory / name).absolute()
+        # Checkpoints lie beside the runs: a run directory must be empty.
+        run, saved = (directory / name).absolute(), (directory / "saved" / name).absolute()
         # What an earlier run knows would make the second one faster than it is by itself; options of the command win.
         options = ["--history.earlier", "none", *command[2:], *more, "--run.dir", str(run)]
-        options += ["--ckpt.path", str(run / "ckpt"), "--ckpt.output_dir", str(run / "model")]
+        options += ["--ckpt.path", str(saved / "resume"), "--ckpt.output_dir", str(saved / "model")]
         print(f"{COMMAND}: the run {name!r}{' with ' if more else ', as given'}{' '.join(more)}", flush=True)
         started = [sys.executable, "-m", "rhyme_openrlhf.cli.main", command[1], *options]
         code = subprocess.run(started, check=False).returncode
         if code:
-            print(f"{COMMAND}: the run in {run} ended with {code}; its record is there", file=sys.stderr)
+            print(f"{COMMAND}: the run {name!r} in {run} ended with exit code {code}", file=sys.stderr)
             return code
     return 0
 
