@@ -193,7 +193,7 @@ def moves_words(figures: Figures) -> str:
 
 def real_model(context: Context, out: Path) -> list[str]:
     """Return the command of two runs of SmolLM2-135M, with drafts and without; fetched if it is not there."""
-    command = shlex.split(fetch_model.training_command(MODEL_FOLDER))[1:]
+    command = ["train", *fetch_model.training_arguments(MODEL_FOLDER)]
     size = (*TINY_RUN, "--rollout.max_new_tokens", "8") if context.tiny else ()
     place = ("--train.colocate_all",) if context.gpus == 1 else ()
     runs = " && ".join(

@@ -35,7 +35,7 @@ EXAMPLES = """\
 
 
 class CompareError(Exception):
-    """Nothing to compare; the message says what is missing."""
+    """A comparison that cannot be made; the message says what is missing."""
 
 
 def main(argv: Sequence[str]) -> int:

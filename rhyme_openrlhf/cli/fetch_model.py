@@ -252,9 +252,17 @@ def write_rows(file: Path, rows: list[dict[str, str]]) -> None:
 
 def training_command(directory: Path) -> str:
     """Return the command that trains on the directory without a GPU; it also runs on one GPU."""
+    return " \\\n    ".join(["rhyme train", *_options(directory)])
+
+
+def training_arguments(directory: Path) -> list[str]:
+    """Return the arguments of `rhyme train` in `training_command`."""
+    return shlex.split(" ".join(_options(directory)))
+
+
+def _options(directory: Path) -> tuple[str, ...]:
     path = shlex.quote(str(directory))
-    lines = (
-        "rhyme train",
+    return (
         f"--actor.model_name_or_path {path} --reward.remote_url {path}/reward.py",
         f"--data.prompt_dataset {path}/train.jsonl --data.input_key input --data.label_key label",
         "--data.apply_chat_template --data.max_len 128 --rollout.max_new_tokens 32 --rollout.temperature 0.7",
@@ -264,7 +272,6 @@ def training_command(directory: Path) -> str:
         "--train.batch_size 128 --train.micro_batch_size 8 --train.num_episodes 2",
         "--actor.adam.lr 5e-6 --actor.lr_warmup_ratio 0 --run.name smollm2 --cpu.kv_cache_mb 1024",
     )
-    return " \\\n    ".join(lines)
 
 
 @contextlib.contextmanager

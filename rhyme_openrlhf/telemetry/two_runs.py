@@ -49,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as fast the second run is, over `steps` steps; `low` to `high` is a 95 % interval."""
+    """The speed of the second run by that of the first, over `steps` steps; `low` to `high` is a 95 % interval."""
 
     ratio: float
     low: float

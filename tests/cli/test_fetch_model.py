@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,12 @@ def test_a_transformers_that_cannot_save_it_is_refused(
     else:
         with pytest.raises(FetchError, match="transformers<5.16"):
             fetch_model.check_packages()
+
+
+def test_the_arguments_are_those_of_the_command_as_a_shell_reads_it() -> None:
+    folder = Path("my models/one")
+    command = fetch_model.training_command(folder).replace("\\\n", " ")
+    assert ["rhyme", "train", *fetch_model.training_arguments(folder)] == shlex.split(command)
 
 
 def test_the_command_quotes_the_directory_and_uses_flags_that_exist() -> None:
