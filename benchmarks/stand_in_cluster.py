@@ -33,6 +33,7 @@ from typing import Any
 
 import psutil
 import ray
+from home_load import Handle as ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.platform import shims
@@ -63,7 +64,7 @@ class Process(Used):
 
     objects: dict[int, Any]
 
-    async def call(self, number: int, name: str, arguments: Sequence[Any]) -> Any:
+    async def call(self, number: int, name: str, *arguments: Any) -> Any:
         """Return what a method of an object returns."""
         answer = getattr(self.objects[number], name)(*arguments)
         return await answer if asyncio.iscoroutine(answer) else answer
@@ -75,32 +76,12 @@ def used(process: psutil.Process) -> tuple[float, float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Handle:
-    """One object of a process, as an actor's handle."""
-
-    process: Any
-    number: int
+class Handle(ActorHandle):
+    """One object of a process, as an actor's handle with an identity."""
 
     @property
     def _actor_id(self) -> bytes:
         return f"engine {self.number}".encode()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return Method(self.process, self.number, name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A method of an object in another process."""
-
-    process: Any
-    number: int
-    name: str
-
-    def remote(self, *arguments: Any) -> Any:
-        return self.process.call.remote(self.number, self.name, arguments)
 
 
 def node_name(number: int) -> str:

@@ -18,6 +18,7 @@ from rhyme_openrlhf.api.read.curve_points import known_values, read_points
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.parameters import settings_of
 from rhyme_openrlhf.settings.recorded import flatten
+from rhyme_openrlhf.telemetry.metrics import ERRORS, WARM_UP
 
 # Figures whose ratio to the first run tells how much faster or better a run is, and the curve of each.
 CURVES = {
@@ -25,11 +26,6 @@ CURVES = {
     "seconds_per_step": "step_seconds", "speculation_rate": "speculation_rate", "bubble_fraction": "bubble_fraction",
 }  # fmt: skip
 COMPARED = (*CURVES, "step")
-# Steps at the beginning that are left out where there are as many others.
-WARM_UP = 2
-# A difference is one beyond this many standard errors of the differences between the same steps, of which it needs two.
-ERRORS = 2.0
-
 # Most runs that can be told apart in one chart.
 MAX_COMPARED = 8
 
@@ -54,7 +50,7 @@ class RunFigures:
 
 
 def common_steps(runs: Sequence[Run]) -> StepSpan:
-    """Return the steps that all runs have trained which have trained any."""
+    """Return the steps that all runs have trained; without the first ones where there are as many others."""
     last = min((run.step for run in runs if run.step), default=0)
     return StepSpan(WARM_UP + 1 if last >= 2 * WARM_UP else 1, last)
 
@@ -72,7 +68,7 @@ def figures_of(session: Session, run: Run, steps: StepSpan) -> RunFigures:
 
 
 def differ(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    """Return whether the values of the same steps differ by more than their noise."""
+    """Return whether the values of the same steps, of which it needs two, differ by more than their noise."""
     apart = [one[step] - other[step] for step in one.keys() & other.keys()]
     if len(apart) < 2:
         return False

@@ -26,6 +26,10 @@ MS_PER_SECOND = 1000.0
 
 # An interval whose ends are further apart than this factor is no result.
 WIDEST_RESULT = 2.0
+# Values differ by more than their noise beyond this many standard errors: 95 % of it.
+ERRORS = 2.0
+# Steps at the beginning of runs that comparisons leave out: graphs, kernels and caches are made in them.
+WARM_UP = 2
 # Bubble time whose writer gave no cause. Every bubble should have one, so a share under this name is a defect to find.
 UNEXPLAINED = "unexplained"
 

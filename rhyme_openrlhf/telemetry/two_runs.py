@@ -3,7 +3,7 @@
 Invariants:
 - Only steps count that both runs have finished, without the first WARM_UP ones, in which engines and kernels warm up.
 - A gain is a geometric mean over these steps. It is a difference only beyond the noise of the steps, and a figure only
-  where this noise is below a factor of WIDE.
+  where this noise is below a factor of WIDEST_RESULT.
 """
 
 from __future__ import annotations
@@ -15,15 +15,10 @@ from dataclasses import dataclass
 
 from rhyme_openrlhf.telemetry.event_log import Recorded
 from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, RolloutFinished, TrainStep
+from rhyme_openrlhf.telemetry.metrics import ERRORS, WARM_UP, WIDEST_RESULT
 
-# Of a first epoch of a few steps, two are the slow ones: graphs, kernels and caches are made in them.
-WARM_UP = 2
 # A gain needs noise, and two steps have hardly any.
 FEWEST = 3
-# Half of an interval, in standard errors: 95 % of the noise.
-ERRORS = 2.0
-# An interval from its low to its high end that is wider has no figure in its middle.
-WIDE = 2.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Gain:
     @property
     def is_exact(self) -> bool:
         """Return whether `ratio` says more than that there is a difference or none."""
-        return self.high / self.low <= WIDE
+        return self.high <= WIDEST_RESULT * self.low
 
 
 def steps_of(records: Iterable[Recorded]) -> dict[int, Step]:

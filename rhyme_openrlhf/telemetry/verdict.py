@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rhyme_openrlhf.telemetry import wording
-from rhyme_openrlhf.telemetry.metrics import EnginesGain, bubble_share
+from rhyme_openrlhf.telemetry.metrics import ERRORS, EnginesGain, bubble_share
 
 Level = Literal["healthy", "look", "broken"]
 # The page of a run that shows a reason; "": the overview itself.
@@ -30,8 +30,6 @@ Where = Literal["", "learning", "speculation", "timeline", "events", "logs", "co
 WINDOW = 10
 # Fewer steps on each side have no noise to compare a change with.
 FEWEST = 2
-# A change is one beyond this many standard errors.
-ERRORS = 2.0
 # Idle engines are worth a look from this share of the rollouts on: no setting of ours leaves more when it fits.
 BUBBLES = 0.3
 # Most samples that the length limit may cut before rewards are of something else than what was asked.

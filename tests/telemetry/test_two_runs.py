@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.telemetry.event_log import Recorded
 from rhyme_openrlhf.telemetry.events import Event, RolloutFinished, TrainStep
-from rhyme_openrlhf.telemetry.two_runs import WARM_UP, common, gain, rollout_gain, step_gain, steps_of
+from rhyme_openrlhf.telemetry.metrics import WARM_UP
+from rhyme_openrlhf.telemetry.two_runs import common, gain, rollout_gain, step_gain, steps_of
 
 
 def records(speeds: list[float], train_s: float = 1.0) -> list[Recorded]:

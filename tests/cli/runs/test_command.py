@@ -466,7 +466,7 @@ def test_webhooks_are_made_tested_listed_and_deleted(
     assert json.loads(hooks("log", "--webhook", "crew", "--json")[1]) == log
     code, _, err = hooks("test", "team")
     assert code == 2 and "no webhook has the name 'team'" in err
-    assert hooks("delete", "crew")[0] == 0 and hooks("delete", number)[0] == 1
+    assert hooks("delete", number)[0] == 0 and hooks("delete", number)[0] == 1
     code, _, err = hooks("add", "team", "ftp://x", "--event", "failed")
     assert code == 1 and "http" in err
 

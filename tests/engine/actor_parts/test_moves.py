@@ -60,15 +60,21 @@ def test_a_keeper_hears_of_new_weights_at_once() -> None:
     virtual_time.run(main(), 200)
 
 
+def that_starts(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Moves:
+    """The part of an engine at which every sample starts."""
+
+    async def start(*_: Any) -> Started:
+        return Started()
+
+    part = Moves(engine)
+    monkeypatch.setattr(part, "_start", start)
+    return part
+
+
 def test_a_sample_starts_with_the_weights_that_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         engine: Any = Engine()
-        part = Moves(engine)
-
-        async def start(*_: Any) -> Started:
-            return Started()
-
-        monkeypatch.setattr(part, "_start", start)
+        part = that_starts(engine, monkeypatch)
         request = SampleRequest((1,), NS(max_tokens=4, seed=None))
         waiting = asyncio.create_task(part.start_sample("1.0", request))
         # One that comes from elsewhere has its weights already.
@@ -84,12 +90,7 @@ def test_a_sample_starts_with_the_weights_that_it_waited_for(monkeypatch: pytest
 def test_a_sample_waits_for_no_weights_of_an_engine_whose_vllm_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         engine: Any = Engine()
-        part = Moves(engine)
-
-        async def start(*_: Any) -> Started:
-            return Started()
-
-        monkeypatch.setattr(part, "_start", start)
+        part = that_starts(engine, monkeypatch)
         waiting = asyncio.create_task(part.start_sample("1.0", SampleRequest((1,), NS(max_tokens=4, seed=None))))
         await asyncio.sleep(3)
         assert not waiting.done()
