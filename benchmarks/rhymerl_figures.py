@@ -6,9 +6,7 @@ RUN: the directory of a run with its events and, for figures 6 and 8, its histor
 run without drafts, which figure 16 compares with. A journal over 1 MB is shortened to the rollouts that drafts need:
 then `--trace` gives the responses (a file of `replay.write_trace`), alone or beside a run.
 
-- 6a: the share of an epoch's responses that the epoch before has, by the routine of section 5.1. It looks up the last
-  three tokens in the prompt's last responses. The identical continuation there is accepted, otherwise one token is
-  generated. Where several places match, the longest one counts (the paper leaves that open).
+- 6a: the share of an epoch's responses that the epoch before has, by section 5.1 (history/similarity.py).
 - 6b: the distribution of that share over the responses.
 - 8: lengths of the accepted stretches: shares of their number, and of all their tokens.
 - 16: tokens/s of the rollout stage, step by step, over those of OTHER_RUN's first step (without it: RUN's own).
@@ -21,8 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections import defaultdict
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -32,70 +29,31 @@ import plotly.graph_objects as go
 from replay import epochs_of, read_journal, read_trace
 
 from rhyme_openrlhf.history.record import Record
+from rhyme_openrlhf.history.similarity import Similarity, responses
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import EngineStep, RolloutFinished
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
-PREFIX = 3
 # Upper ends of the classes of figure 8; the last class has no end.
 LENGTHS = (2, 4, 8, 16, 32, 64)
 # Classes of figure 6b: tenths.
 SHARES = 10
 
 
-@dataclass
-class Similarity:
-    """The tokens that one epoch's responses share with those of the epoch before."""
-
-    tokens: int = 0
-    accepted: int = 0
-    shares: list[float] = field(default_factory=list)
-    """Of each response: accepted tokens / tokens."""
-    hits: Counter[int] = field(default_factory=Counter)
-    """Accepted stretches by their length."""
-
-    def add(self, response: list[int], stretches: list[int]) -> None:
-        """Add one more response, and the lengths of its accepted stretches."""
-        self.tokens += len(response)
-        self.accepted += sum(stretches)
-        self.shares.append(sum(stretches) / len(response))
-        self.hits.update(stretches)
-
-    def row(self) -> dict[str, Any]:
-        """Return the share accepted, its deciles' counts, and the hits by class of length, for JSON."""
-        classes = [np.searchsorted(LENGTHS, length) for length in self.hits]
-        number, tokens = np.zeros(len(LENGTHS) + 1), np.zeros(len(LENGTHS) + 1)
-        for of, (length, count) in zip(classes, self.hits.items(), strict=True):
-            number[of] += count
-            tokens[of] += count * length
-        histogram, _ = np.histogram(self.shares, bins=SHARES, range=(0, 1))
-        return {
-            "accepted": self.accepted / max(1, self.tokens),
-            "responses_by_share": (histogram / max(1, len(self.shares))).tolist(),
-            "hits_by_length": (number / max(1, number.sum())).tolist(),
-            "hit_tokens_by_length": (tokens / max(1, tokens.sum())).tolist(),
-        }
-
-
-def accepted_stretches(response: list[int], earlier: list[list[int]]) -> list[int]:
-    """Return the lengths of what section 5.1's routine accepts of `response`, in order."""
-    places: dict[tuple[int, ...], list[tuple[list[int], int]]] = defaultdict(list)
-    for text in earlier:
-        for end in range(PREFIX, len(text)):
-            places[tuple(text[end - PREFIX : end])].append((text, end))
-    found = []
-    at = PREFIX
-    while at < len(response):
-        longest = 0
-        for text, end in places.get(tuple(response[at - PREFIX : at]), ()):
-            same, most = 0, min(len(response) - at, len(text) - end)
-            while same < most and text[end + same] == response[at + same]:
-                same += 1
-            longest = max(longest, same)
-        if longest:
-            found.append(longest)
-        at += max(1, longest)
-    return found
+def row(found: Similarity) -> dict[str, Any]:
+    """Return the share accepted, its deciles' counts, and the hits by class of length, for JSON."""
+    classes = [np.searchsorted(LENGTHS, length) for length in found.hits]
+    number, tokens = np.zeros(len(LENGTHS) + 1), np.zeros(len(LENGTHS) + 1)
+    for of, (length, count) in zip(classes, found.hits.items(), strict=True):
+        number[of] += count
+        tokens[of] += count * length
+    histogram, _ = np.histogram(found.shares, bins=SHARES, range=(0, 1))
+    return {
+        "accepted": found.share,
+        "responses_by_share": (histogram / max(1, len(found.shares))).tolist(),
+        "hits_by_length": (number / max(1, number.sum())).tolist(),
+        "hit_tokens_by_length": (tokens / max(1, tokens.sum())).tolist(),
+    }
 
 
 def similarity(epochs: dict[int, list[Record]]) -> dict[int, Similarity]:
@@ -104,14 +62,12 @@ def similarity(epochs: dict[int, list[Record]]) -> dict[int, Similarity]:
     for epoch in sorted(epochs):
         if epoch - 1 not in epochs:
             continue
-        before = {record.prompt_key: [piece.tokens for piece in record.pieces] for record in epochs[epoch - 1]}
+        before = {record.prompt_key: responses(record.pieces) for record in epochs[epoch - 1]}
         out[epoch] = Similarity()
         for record in epochs[epoch]:
-            earlier = [np.asarray(tokens).tolist() for tokens in before.get(record.prompt_key, ())]
-            for piece in record.pieces if earlier else ():
-                response = np.asarray(piece.tokens).tolist()
-                if response:
-                    out[epoch].add(response, accepted_stretches(response, earlier))
+            earlier = before.get(record.prompt_key)
+            if earlier:
+                out[epoch].add(responses(record.pieces), earlier)
     return out
 
 
@@ -255,7 +211,7 @@ def main() -> None:
         grouped = by_epoch(records, {step["step"]: step["epoch"] for step in steps})
     results = {
         "run": str(chosen.run or chosen.trace),
-        "similarity": {epoch: found.row() for epoch, found in similarity(grouped).items()},
+        "similarity": {epoch: row(found) for epoch, found in similarity(grouped).items()},
         "steps": steps,
         "throughput": throughput(steps, without) if steps else {},
     }

@@ -1,24 +1,16 @@
-"""RhymeRL's figures of a run: the routine of section 5.1 by hand, and a page of a recorded run."""
+"""RhymeRL's figures of a run: epochs held against each other, and a page of a recorded run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from rhymerl_figures import accepted_stretches, by_epoch, page, recorded_steps, similarity, table, throughput
+from rhymerl_figures import by_epoch, page, recorded_steps, row, similarity, table, throughput
 
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.record import Record
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
-
-
-def test_the_longest_identical_stretch_is_accepted() -> None:
-    earlier = [[1, 2, 3, 4, 9], [1, 2, 3, 4, 5, 6, 0]]
-    # After 1 2 3: 4 5 6 of the second text; then 4 5 6 was followed by 0, not by 7: generated, and so on.
-    assert accepted_stretches([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 9], earlier) == [3, 2]
-    assert accepted_stretches([1, 2], earlier) == []
-    assert accepted_stretches([1, 2, 3, 4], []) == []
 
 
 def test_an_epoch_is_held_against_the_one_before_it() -> None:
@@ -33,10 +25,10 @@ def test_an_epoch_is_held_against_the_one_before_it() -> None:
     found = similarity(epochs)
     assert list(found) == [2]
     assert (found[2].tokens, found[2].accepted, found[2].shares) == (5, 1, [0.2])
-    row = found[2].row()
-    assert row["accepted"] == 0.2
-    assert row["responses_by_share"] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
-    assert row["hits_by_length"][0] == row["hit_tokens_by_length"][0] == 1
+    shown = row(found[2])
+    assert shown["accepted"] == 0.2
+    assert shown["responses_by_share"] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert shown["hits_by_length"][0] == shown["hit_tokens_by_length"][0] == 1
 
 
 def test_a_recorded_run_as_page_and_table(tmp_path: Path) -> None:
@@ -51,7 +43,7 @@ def test_a_recorded_run_as_page_and_table(tmp_path: Path) -> None:
     pieces = (Piece([], [1, 2, 3, 4, 5], 1.0),)
     same = similarity({1: [Record("p", 1, pieces)], 2: [Record("p", 2, pieces)]})
     results = {
-        "run": "<run>", "similarity": {epoch: found.row() for epoch, found in same.items()}, "steps": steps,
+        "run": "<run>", "similarity": {epoch: row(found) for epoch, found in same.items()}, "steps": steps,
         "throughput": speeds,
     }  # fmt: skip
     drawn = page(results)

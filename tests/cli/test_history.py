@@ -9,6 +9,7 @@ import pytest
 from rhyme_openrlhf.cli import history
 from rhyme_openrlhf.history.archive import ArchiveWriter
 from rhyme_openrlhf.history.store import archives_in
+from rhyme_openrlhf.prompt_keys import evaluation_key
 from tests.history.archives import LIMIT, about, archive, record
 
 P, Q = "a" * 32, "b" * 32
@@ -25,6 +26,23 @@ def test_runs_of_a_directory_are_listed(tmp_path: Path, capsys: pytest.CaptureFi
     assert [cell.strip() for cell in one.split("│")][1:4] == ["one", "2", "2"]
     assert "[bold]" in two and "\x1b" not in two
     assert shown.index(two) < shown.index(one)
+
+
+def test_similarity_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Epochs are a prompt's rollouts in the order of their steps; evaluations do not count."""
+    evaluated = [record(evaluation_key(P), step, [1, 2, 3, 4]) for step in (3, 4)]
+    trained = record(P, 7, [1, 2, 3, 4, 5, 0, 0, 0], [9, 9]), record(P, 2, [1, 2, 3, 4, 5]), record(Q, 3, [1, 2, 3, 4])
+    archive(tmp_path / "one" / "history" / "archive", *trained, *evaluated, run="one")
+    assert history.main(["similarity", str(tmp_path)]) == 0
+    first, scale = capsys.readouterr().out.splitlines()
+    assert first == "one, epoch 2: 20% of 10 response tokens (2 responses) continue as in epoch 1"
+    assert "84 to 91 %" in scale
+
+
+def test_one_epoch_has_no_similarity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive(tmp_path, record(P, 1, [1, 2, 3, 4]), record(Q, 2, [1, 2, 3, 4]))
+    assert history.main(["similarity", str(tmp_path)]) == 2
+    assert "no prompt of these runs was answered in two epochs" in capsys.readouterr().err
 
 
 def test_the_oldest_are_deleted_until_the_rest_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
