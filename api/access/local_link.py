@@ -1,6 +1,7 @@
 """Sign-in links made on the service's own machine, for users who can read and write its database.
 
-The service writes its address to a file in its data directory, because its port may change at each start.
+The service writes its addresses to a file in its data directory, because its port may change at each start. The first
+line is for programs on this machine, the last one for people: a proxy's, if there is one.
 """
 
 from __future__ import annotations
@@ -19,17 +20,26 @@ from rhyme_openrlhf.api.store.readiness import schema_is_current
 ADDRESS_FILE = "address"
 
 
-def keep_address(data: Path, url: str) -> None:
-    """Write the address of the service to its data directory. Raises OSError."""
-    (data / ADDRESS_FILE).write_text(url + "\n")
+def keep_address(data: Path, here: str, for_people: str) -> None:
+    """Write the addresses of the service to its data directory. Raises OSError."""
+    (data / ADDRESS_FILE).write_text(f"{here}\n{for_people}\n")
 
 
 def kept_address(settings: ServeSettings) -> str:
-    """Return the last address of the service, or the address from its settings if it never started."""
+    """Return the last address of the service on this machine, or that of its settings if it never started."""
+    return _kept(settings)[0]
+
+
+def kept_address_for_people(settings: ServeSettings) -> str:
+    """Return the last address at which people reach the service, or that of its settings if it never started."""
+    return _kept(settings)[-1]
+
+
+def _kept(settings: ServeSettings) -> list[str]:
     try:
-        return (settings.data_path() / ADDRESS_FILE).read_text().strip() or settings.base_url()
+        return (settings.data_path() / ADDRESS_FILE).read_text().split() or [settings.base_url()]
     except OSError:
-        return settings.base_url()
+        return [settings.base_url()]
 
 
 def store_file(settings: ServeSettings) -> Path | None:

@@ -191,7 +191,7 @@ def _check_cluster(ray_address: str, launch: LaunchSettings) -> None:
 
 def _print_new_link(settings: ServeSettings) -> None:
     """Print a sign-in link, also while a service is running on the same database. Raises ServeError."""
-    from rhyme_openrlhf.api.access.local_link import kept_address, new_code
+    from rhyme_openrlhf.api.access.local_link import kept_address_for_people, new_code
     from rhyme_openrlhf.api.store import credentials
     from rhyme_openrlhf.api.store.database import DatabaseError
 
@@ -199,7 +199,7 @@ def _print_new_link(settings: ServeSettings) -> None:
         code = new_code(settings)
     except DatabaseError as error:
         raise ServeError(str(error)) from error
-    print(_link_line(credentials.sign_in_link(kept_address(settings), code)), flush=True)
+    print(_link_line(credentials.sign_in_link(kept_address_for_people(settings), code)), flush=True)
 
 
 def _link_line(link: str) -> str:
@@ -262,8 +262,11 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
         background = (*BACKGROUND, *intakes, dispatching(launching, ended, _say), *further)
 
         def show_link(code: str) -> None:
-            local_link.keep_address(data, settings.base_url(port))
-            print(_link_line(credentials.sign_in_link(settings.base_url(port), code)), flush=True)
+            here = settings.base_url(port)
+            # Behind a proxy, people and runs reach the service at one address.
+            for_people = options.launch.control_url.rstrip("/") if settings.trusted_proxies else ""
+            local_link.keep_address(data, here, for_people or here)
+            print(_link_line(credentials.sign_in_link(for_people or here, code)), flush=True)
 
         try:
             app = create_app(settings, background=background, show_link=show_link, openid_settings=options.openid)

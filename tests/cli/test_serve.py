@@ -154,6 +154,20 @@ def test_a_new_link_is_printed_while_a_service_runs_and_after(tmp_path: Path, st
     assert new_link(tmp_path)[0] == address
 
 
+def test_links_lead_to_the_proxy(tmp_path: Path, starts_service: None) -> None:
+    proxied = "--serve.trusted_proxies=127.0.0.1", "--launch.control_url=https://rhyme.example.org/"
+    process = serve(tmp_path, "--no-local", *proxied)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("rhyme serve: http://127.0.0.1:")
+        assert "(this link works once): https://rhyme.example.org/#code=" in process.stdout.readline()
+        said, _ = serve(tmp_path, "--new-link").communicate(timeout=LIMIT_SECONDS)
+        assert "(this link works once): https://rhyme.example.org/#code=" in said
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=LIMIT_SECONDS)
+
+
 def new_link(tmp_path: Path) -> tuple[str, str]:
     """Address and code of a new link for the service of the test."""
     asking = serve(tmp_path, "--new-link")
