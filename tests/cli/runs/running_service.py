@@ -84,7 +84,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, starts_listener: None) -> 
         roles = ("operator", "viewer", "reporter")
         tokens = {role: credentials.issue_token(session, f"the {role}", role, time.time()).secret for role in roles}  # type: ignore[arg-type]
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-    keep_address(root / "data", url)
+    keep_address(root / "data", url, url)
     yield Service(url, tokens, root, app.state.service.database)
     server.should_exit = True
     thread.join(DEADLINE_S)
