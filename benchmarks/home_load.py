@@ -143,7 +143,7 @@ class StandIn:
         tokens = [5 + place % 90 for place in range(first, end)]
         return tokens, [{token: Logprob(-0.1, 1, None)} for token in tokens] if self._log_probs else None
 
-    async def collect(self, wait_s: float) -> News:
+    async def collect(self, wait_s: float, heard: int = 0) -> News:
         until = time.monotonic() + wait_s
         while True:
             ended = [place for place, (begun, length, *_) in self._here.items() if self._made(begun) >= length]

@@ -19,7 +19,7 @@ from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.home import ASK_AFTER_SECONDS
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
+from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.moves.tp_switcher import TpSwitcher
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER
@@ -78,15 +78,12 @@ class Stage:
         for layout, profile in enumerate(profiles):
             self.reports.install(profile, layout)
         self.switcher = Switcher(
-            asked, plan, self.keeper, self.reports, self.move, self.switches.append, lambda: 1, lambda: self.came
-        )
+            asked, plan, self.keeper, self.reports, self.mover.move_together, self.switches.append, lambda: 1,
+            lambda: self.came,
+        )  # fmt: skip
         self.switcher.place(nodes or dict.fromkeys(range(len(engines)), "here"))
         self.came = False
         self._interval_s = asked.status_s if asked.enable else 0.0
-
-    async def move(self, sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
-        """Move a sample, like the samples' home."""
-        return await self.mover.move(self.keeper.sample(str(sample)), destination, cause, convoy=convoy)
 
     async def watch(self) -> None:
         """Watch the engines, like the samples' home."""

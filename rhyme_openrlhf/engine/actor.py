@@ -22,7 +22,7 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Concatenate
 
@@ -62,6 +62,8 @@ PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRollou
 # Requests before a run's first, prompt tokens of each and tokens of each answer: a prefill and a decode step of more
 # than one sample. And the prompt that they say they are of, as a run's requests do.
 REHEARSAL, REHEARSED = (2, 8, 2), "rehearsal"
+# How often vLLM's process is looked at while its answer is awaited.
+CORE_CHECK_SECONDS = 1.0
 
 
 def answering(*protocols: type) -> Callable[[type], type]:
@@ -183,13 +185,25 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
 
     async def scheduler(self, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **_: P.kwargs) -> R:
         """Call a method of this engine's scheduler (calls.py)."""
-        answer: R = await core_channel.call_scheduler(self.llm, method.__name__, *arguments)
+        answer: R = await self._of_core(core_channel.call_scheduler(self.llm, method.__name__, *arguments))
         return answer
 
     async def workers(self, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **_: P.kwargs) -> list[R]:
         """Call a method of each rank's worker (calls.py)."""
-        answers: list[R] = await self.llm.collective_rpc(method.__name__, args=arguments)
+        answers: list[R] = await self._of_core(self.llm.collective_rpc(method.__name__, args=arguments))
         return answers
+
+    async def _of_core(self, answer: Coroutine[Any, Any, R]) -> R:
+        """Return an answer of vLLM's process. Raises EngineCoreError when that is gone: vLLM would wait for ever."""
+        answering = asyncio.create_task(answer)
+        try:
+            while not (await asyncio.wait({answering}, timeout=CORE_CHECK_SECONDS))[0]:
+                await self.alive()
+            return answering.result()
+        except EngineDeadError:
+            raise EngineCoreError(self.core_died) from None
+        finally:
+            answering.cancel()
 
     def ready(self) -> bool:
         """Answer once the engine has started: what the driver waits for."""
@@ -250,10 +264,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         rounds = [one for response in responses for one in response[ROUNDS] if one.trace]
         if not rounds or not self.rhyme.histospec.enable:
             return
-        try:
-            traces = await self.scheduler(SchedulerDrafting.take_traces, [one.trace for one in rounds])
-        except EngineDeadError:
-            raise EngineCoreError(self.core_died) from None
+        traces = await self.scheduler(SchedulerDrafting.take_traces, [one.trace for one in rounds])
         for one, trace in zip(rounds, traces, strict=True):
             one.drafted, one.spans = trace["drafted"], trace["spans"]
 
@@ -362,7 +373,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
                 versions = await self.workers(WorkerCalls.rhyme_load_weights, segment.to_plain())
                 if set(versions) != {segment.version}:
                     raise WeightLoadError(f"engine {self.index} loaded {versions} instead of version {segment.version}")
-                await self.llm.reset_prefix_cache()
+                await self._of_core(self.llm.reset_prefix_cache())
                 self.weight_version = segment.version
             finally:
                 if was_open:

@@ -158,13 +158,14 @@ class News:
     """An engine's news of its samples, by place.
 
     `finished`: vLLM's output, or the exception that ended it; `grown`: what came since the last news; then the engine's
-    weight version, and whether it takes part in moves now.
+    weight version, and whether it takes part in moves now. `number`: of the news, from 1 on.
     """
 
     finished: dict[str, Any]
     grown: dict[str, Grown]
     weight_version: int
     open: bool
+    number: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The samples' home passes outputs on. To unpickle each one there would take it a microsecond a token.
@@ -172,7 +173,7 @@ class News:
             place: one if isinstance(one, BaseException) else Packed(pickle.dumps(one))
             for place, one in self.finished.items()
         }
-        return News, (finished, self.grown, self.weight_version, self.open)
+        return News, (finished, self.grown, self.weight_version, self.open, self.number)
 
 
 # --- turns of the streaming pipeline

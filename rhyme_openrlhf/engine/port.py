@@ -3,6 +3,7 @@
 Invariants:
 - A call names a method of calls.py.
 - A lost engine or vLLM process is always an EngineLost, in every form in which the loss shows.
+- A call over a broken connection is made again, because the engine may be well; so every call is safe to make twice.
 - A measurement gets an EngineCallError for every failure.
 """
 
@@ -14,14 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate
 
 from rhyme_openrlhf.engine.calls import EnginePort, MeasuringCalls, P, R, RemoteMethod
-from rhyme_openrlhf.engine_errors import (
-    EngineCallError,
-    EngineCoreError,
-    EngineLost,
-    OrderFailed,
-    engines_left,
-    last_line,
-)
+from rhyme_openrlhf.engine_errors import EngineCallError, EngineCoreError, EngineLost, OrderFailed, last_line
+from rhyme_openrlhf.engine_losses import ASK_AGAIN_SECONDS, UNREACHED_SECONDS, engines_left, out_of_reach
 from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS, PrefillShape, StepShape
 from rhyme_openrlhf.telemetry.services import Layouts
 
@@ -38,17 +33,25 @@ class RayEngine:
         import ray
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        name = method.__name__
-        try:
-            answer: R = await getattr(self._handle, name).remote(*args, **kwargs)
-        except (ray.exceptions.RayActorError, EngineCoreError, EngineDeadError) as error:
-            # An error of a task is raised as one of its cause's class, too.
-            raise EngineLost(f"engine {self._number} is gone: {last_line(error)}") from error
-        except TimeoutError:
-            raise
-        except ray.exceptions.RayError as error:
-            raise OrderFailed(f"engine {self._number} failed to {name}: {last_line(error)}") from error
-        return answer
+        name, clock = method.__name__, asyncio.get_running_loop().time
+        limit = 0.0
+        while True:
+            try:
+                answer: R = await getattr(self._handle, name).remote(*args, **kwargs)
+                return answer
+            except ray.exceptions.ActorUnavailableError as error:
+                limit = limit or clock() + UNREACHED_SECONDS
+                if clock() > limit:
+                    ray.kill(self._handle)
+                    raise EngineLost(out_of_reach(self._number), self._number) from error
+            except (ray.exceptions.RayActorError, EngineCoreError, EngineDeadError) as error:
+                # An error of a task is raised as one of its cause's class, too.
+                raise EngineLost(f"engine {self._number} is gone: {last_line(error)}", self._number) from error
+            except TimeoutError:
+                raise
+            except ray.exceptions.RayError as error:
+                raise OrderFailed(f"engine {self._number} failed to {name}: {last_line(error)}") from error
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
 
 
 async def problem_of(

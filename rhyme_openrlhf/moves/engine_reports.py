@@ -107,9 +107,6 @@ class EngineReports:
     async def hear(self) -> None:
         """Ask all engines once, and learn from what they answer within the interval."""
         for number, known in self._keeper.engines.items():
-            if not known.alive and number in self._asked:
-                # It may never answer: nobody waits for it again.
-                self._asked.pop(number).cancel()
             if known.alive and number not in self._asked:
                 self._asked[number] = asyncio.create_task(self._ask(number))
         if self._asked:
@@ -123,7 +120,7 @@ class EngineReports:
                     learn(predictor, status)
 
     async def _ask(self, number: int) -> EngineStatus | None:
-        port = self._keeper.engines[number].port
+        port = self._keeper.engines[number]
         try:
             if self.layout(number) not in self._profiled:
                 await self._take_profile(port, self.layout(number))

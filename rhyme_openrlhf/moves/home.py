@@ -34,7 +34,7 @@ from rhyme_openrlhf.moves.front import PlainFrontActor, RoundRequest, RoundRespo
 from rhyme_openrlhf.moves.fronts import FrontLost, Fronts, RayFront
 from rhyme_openrlhf.moves.home_watch import HomeWatch
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
+from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import RECOMPUTE, Phase
@@ -116,7 +116,7 @@ class SampleHome:
         self._watch: HomeWatch | None = None
         if HomeWatch.is_needed(rhyme):
             self._watch = HomeWatch(
-                rhyme, plan, self._keeper, self._carry, record, lambda: self._step, lambda: self._awaited <= 0
+                rhyme, plan, self._keeper, self._mover, record, lambda: self._step, lambda: self._awaited <= 0
             )
 
     @property
@@ -147,7 +147,7 @@ class SampleHome:
     async def _find(self, number: int) -> None:
         # One that is gone already is on no node.
         with contextlib.suppress(EngineLost):
-            self._nodes[number] = await self._keeper.engines[number].port.call(EngineCalls.node_id)
+            self._nodes[number] = await self._keeper.engines[number].call(EngineCalls.node_id)
 
     def close(self) -> None:
         """Listen no more, and move nothing."""
@@ -188,10 +188,7 @@ class SampleHome:
 
     async def move(self, sample: int, destination: int, cause: str) -> MoveOutcome:
         """Move a sample by its number. Raises MoveRefused, or KeyError for a sample that has ended."""
-        return OUTCOMES[(await self._carry(sample, destination, cause)).move.phase]
-
-    async def _carry(self, sample: int, destination: int, cause: str, convoy: Convoy | None = None) -> MoveRecord:
-        return await self._mover.move(self._keeper.sample(str(sample)), destination, cause, convoy=convoy)
+        return OUTCOMES[(await self._mover.move(self._keeper.sample(str(sample)), destination, cause)).move.phase]
 
     # --- prompts
 
@@ -201,7 +198,7 @@ class SampleHome:
         Raises EngineLost if an engine that had one of the samples is gone, or the front that answered the prompt.
         """
         samples = arguments["num_samples"]
-        port = self._keeper.engines[engine].port
+        port = self._keeper.engines[engine]
         await port.call(TurnCalls.enter_turn, number, place, samples)
         self._awaited -= samples
         group = _PromptGroup(arguments["prompt"], (number, place))

@@ -9,18 +9,21 @@ Invariants:
 - Reallocation makes one decision at a time, so an engine takes part in one migration. It balances engines of the first
   layout only.
 - A move that fails leaves its sample generating, as the mover promises.
-- A failure ends the loop, never the run, and is reported once.
+- A failure ends a look, never the loop or the run, and is reported once: devices are always handed back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from rhyme_openrlhf.engine.calls import DeviceCalls
+from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
+from rhyme_openrlhf.moves.mover import Mover, MoveRecord
 from rhyme_openrlhf.moves.tp_switcher import TpSwitcher, TurnHolds
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MoveRefused, NotYet
@@ -98,12 +101,13 @@ class HomeWatch:
         rhyme: RhymeSettings,
         plan: LayoutPlan | None,
         keeper: SampleKeeper,
-        move: Any,
+        mover: Mover,
         record: Callable[[Event], None],
         step: Callable[[], int],
         admitted: Callable[[], bool],
     ) -> None:
         self._keeper = keeper
+        self._mover = mover
         self._record = record
         each, switch = rhyme.reallocation, rhyme.tp_switch
         self._interval_s = min(
@@ -113,14 +117,14 @@ class HomeWatch:
         self.reports = EngineReports(keeper, self._interval_s, self._warn, layouts)
         self._reallocator: Reallocator | None = None
         if rhyme.reallocation.enable:
-            self._reallocator = Reallocator(rhyme.reallocation, keeper, move, self.reports)
+            self._reallocator = Reallocator(rhyme.reallocation, keeper, self._move, self.reports)
         self.switcher: TpSwitcher | None = None
         """None if layouts are not switched."""
         if plan is not None and rhyme.tp_switch.enable:
             holds = TurnHolds(keeper, self.reports) if rhyme.histopipe.enable else None
             limit_s = rhyme.move.timeout_s
             self.switcher = TpSwitcher(
-                rhyme.tp_switch, plan, keeper, self.reports, move, record, step, admitted, limit_s, holds
+                rhyme.tp_switch, plan, keeper, self.reports, mover.move_together, record, step, admitted, limit_s, holds
             )
         self._loop: asyncio.Task[None] | None = None
 
@@ -135,20 +139,35 @@ class HomeWatch:
             self.switcher.place(nodes)
             for number in nodes:
                 if self.reports.layout(number) != ALIGNED:
-                    await self._keeper.engines[number].port.call(DeviceCalls.stand_by)
+                    with contextlib.suppress(EngineLost):
+                        await self._keeper.engines[number].call(DeviceCalls.stand_by)
         self._loop = asyncio.create_task(self._run())
-        self._loop.add_done_callback(self._ended)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            if any(self._keeper.samples(number) for number in self._keeper.engines):
-                await self.reports.hear()
-                if self._reallocator is not None:
-                    self._reallocator.look()
-            # Without samples too: devices go back to the engines of the next step.
-            if self.switcher is not None and not (self._reallocator is not None and self._reallocator.busy):
-                self.switcher.look()
+            for look in (self._reallocate, self._switch):
+                looking = asyncio.create_task(look())
+                try:
+                    await asyncio.wait([looking])
+                finally:
+                    looking.cancel()
+                if error := looking.exception():
+                    self.reports.tell(f"no sample was moved by itself in this look: {type(error).__name__}: {error}")
+
+    async def _reallocate(self) -> None:
+        if any(self._keeper.samples(number) for number in self._keeper.engines):
+            await self.reports.hear()
+            if self._reallocator is not None:
+                self._reallocator.look()
+
+    async def _switch(self) -> None:
+        # Without samples too: devices go back to the engines of the next step.
+        if self.switcher is not None and not (self._reallocator is not None and self._reallocator.busy):
+            self.switcher.look()
+
+    async def _move(self, sample: int, destination: int, cause: str) -> MoveRecord:
+        return await self._mover.move(self._keeper.sample(str(sample)), destination, cause)
 
     def close(self) -> None:
         """Look no more, and move nothing."""
@@ -159,11 +178,6 @@ class HomeWatch:
             self._reallocator.stop()
         if self.switcher is not None:
             self.switcher.stop()
-
-    def _ended(self, loop: asyncio.Task[None]) -> None:
-        error = None if loop.cancelled() else loop.exception()
-        if error is not None:
-            self._warn(f"no sample is moved by itself any more: {type(error).__name__}: {error}")
 
     def _warn(self, sentence: str) -> None:
         self._record(Note("warning", sentence))

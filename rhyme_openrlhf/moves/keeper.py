@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -22,9 +23,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rhyme_openrlhf.engine.calls import EnginePort, SampleCalls
+from rhyme_openrlhf.engine.calls import EnginePort, P, R, RemoteMethod, SampleCalls
 from rhyme_openrlhf.engine.messages import Grown, News, Progress, SampleRequest
 from rhyme_openrlhf.engine_errors import EngineLost
+from rhyme_openrlhf.engine_losses import EngineLosses
 
 
 @dataclass(eq=False)
@@ -91,15 +93,52 @@ class KeptSample:
             self.grow(news)
 
 
-@dataclass
+@dataclass(eq=False)
 class KnownEngine:
-    """A keeper's knowledge of an engine, from its last news. `gone`: set when it is alive no more."""
+    """A keeper's knowledge of an engine, from its last news, of number `heard`; and the way to call it (EnginePort)."""
 
+    number: int
     port: EnginePort
-    alive: bool = True
+    losses: EngineLosses
     weight_version: int = 0
     open: bool = True
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: int = 0
+    _answers: set[asyncio.Future[Any]] = field(default_factory=set)
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it is not lost."""
+        return self.number not in self.losses
+
+    async def call(self, method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return what the method answers. Raises as `EnginePort.call`, and EngineLost as soon as the loss is known.
+
+        vLLM leaves a call unanswered whose engine core dies with it.
+        """
+        if not self.alive:
+            raise self._lost()
+        answer = asyncio.ensure_future(self.port.call(method, *args, **kwargs))
+        self._answers.add(answer)
+        try:
+            return await answer
+        except EngineLost as error:
+            self.losses.publish(self.number, str(error))
+            raise self._lost() from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self.alive or (caller is not None and caller.cancelling()):
+                raise
+            raise self._lost() from None
+        finally:
+            self._answers.discard(answer)
+
+    def _lost(self) -> EngineLost:
+        return EngineLost(self.losses.reason(self.number), self.number)
+
+    def is_gone(self) -> None:
+        """Wait for no answer any more."""
+        for answer in self._answers:
+            answer.cancel()
 
 
 class SampleKeeper:
@@ -118,7 +157,9 @@ class SampleKeeper:
         restarts: bool = True,
         spare: Collection[int] = (),
     ) -> None:
-        self.engines = {number: KnownEngine(port) for number, port in ports.items()}
+        self.losses = EngineLosses()
+        self.losses.subscribe(self._lost)
+        self.engines = {number: KnownEngine(number, port, self.losses) for number, port in ports.items()}
         self._hear_s = hear_s
         self._on_restart = on_restart
         self._restarting = restarts
@@ -179,23 +220,25 @@ class SampleKeeper:
             if sample.place and not (sample.answer.done() and not sample.answer.cancelled()):
                 await self._abort(sample)
 
-    async def begin(self, sample: KeptSample, engine: int) -> None:
+    async def begin(self, sample: KeptSample, engine: int | None) -> None:
         """Begin a sample, or go on with what is known of it, at `engine` or else at the next best that lives."""
         sample.moving = True
         try:
-            while not sample.answer.done() and not await self._begin(sample, engine):
-                sample.settle(None, "")
-                if not self._restarting and not self.engines[engine].alive:
-                    self._give_up(sample, engine)
-                    return
+            while not sample.answer.done():
                 lives = [number for number, other in self.engines.items() if other.alive]
                 if not lives:
                     sample.answer.set_exception(EngineLost("no engine is left to go on with samples"))
                     return
+                engine = min(lives, key=self._load) if engine is None else engine
+                if await self._begin(sample, engine):
+                    return
+                sample.settle(None, "")
                 if self.engines[engine].alive:
                     # It loads weights.
                     await asyncio.sleep(self._hear_s)
-                engine = min(lives, key=self._load)
+                elif not self._restarting:
+                    self._give_up(sample, engine)
+                engine = None
         finally:
             sample.moving = False
 
@@ -209,16 +252,14 @@ class SampleKeeper:
         try:
             # Nothing to go on from: it may wait there for new weights.
             progress = sample.known if sample.known.tokens else None
-            if known.alive:
-                started = await known.port.call(SampleCalls.start_sample, sample.place, sample.request, progress)
-                if not started.refused:
-                    known.weight_version = started.weight_version
-                    if progress is None:
-                        sample.on_begun(engine, started.weight_version)
-                return known.alive and not started.refused
+            started = await known.call(SampleCalls.start_sample, sample.place, sample.request, progress)
         except EngineLost:
-            self._lost(engine)
-        return False
+            return False
+        if not started.refused:
+            known.weight_version = started.weight_version
+            if progress is None:
+                sample.on_begun(engine, started.weight_version)
+        return known.alive and not started.refused
 
     @staticmethod
     def restartable(sample: KeptSample) -> Progress:
@@ -229,30 +270,27 @@ class SampleKeeper:
         return dataclasses.replace(sample.known, weight_version=None)
 
     async def _abort(self, sample: KeptSample) -> None:
-        if sample.engine is not None and self.engines[sample.engine].alive:
-            try:
-                await self.engines[sample.engine].port.call(SampleCalls.discard_sample, sample.place)
-            except EngineLost:
-                self._lost(sample.engine)
+        if sample.engine is not None:
+            with contextlib.suppress(EngineLost):
+                await self.engines[sample.engine].call(SampleCalls.discard_sample, sample.place)
 
     async def _listen(self, number: int) -> None:
         known = self.engines[number]
-        while known.alive:
-            try:
-                self._hear(await known.port.call(SampleCalls.collect, self._hear_s), known)
-            except EngineLost:
-                self._lost(number)
+        with contextlib.suppress(EngineLost):
+            while True:
+                self._hear(await known.call(SampleCalls.collect, self._hear_s, known.heard), known)
 
     def _deaf(self, number: int, ear: asyncio.Task[None]) -> None:
-        """Listening to an engine ended: its samples must not wait for what nobody will hear."""
+        """Listening to an engine ended: its samples must not wait for what nobody will hear, nor later ones."""
         error = None if ear.cancelled() else ear.exception()
         if error is not None:
             for sample in self.samples(number):
                 if not sample.answer.done():
                     sample.answer.set_exception(error)
+            self.losses.publish(number, f"engine {number} cannot be heard: {error}")
 
     def _hear(self, news: News, known: KnownEngine) -> None:
-        known.weight_version, known.open = news.weight_version, news.open
+        known.weight_version, known.open, known.heard = news.weight_version, news.open, news.number
         for place, grown in news.grown.items():
             sample = self._at_place(place)
             if sample is None:
@@ -274,12 +312,9 @@ class SampleKeeper:
         sample = self._samples.get(sample_of(place))
         return sample if sample is not None and place in (sample.place, sample.incoming) else None
 
-    def _lost(self, number: int) -> None:
+    def _lost(self, number: int, reason: str) -> None:
         """Restart the samples of a lost engine elsewhere, except those on a move, which their moves handle."""
-        if not self.engines[number].alive:
-            return
-        self.engines[number].alive = False
-        self.engines[number].gone.set()
+        self.engines[number].is_gone()
         for sample in self.samples(number):
             if not sample.moving:
                 self.restart(sample)
@@ -302,8 +337,7 @@ class SampleKeeper:
             sample.answer.set_exception(EngineLost(f"engine {engine} is gone, and sample {sample.name} with it"))
 
     async def _restart(self, sample: KeptSample, lost: int | None) -> None:
-        first = min(self.engines, key=lambda number: (not self.engines[number].alive, self._load(number)))
-        await self.begin(sample, first)
+        await self.begin(sample, None)
         if sample.engine is not None and lost is not None:
             self._on_restart(sample, lost, sample.engine)
 

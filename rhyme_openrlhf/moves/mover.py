@@ -1,15 +1,16 @@
 """Carries moves out: takes the steps that the state machine (scheduling/move.py) orders, at engines behind ports.
 
-A move may go together with others (`Convoy`), to engines on the same devices as those that they come from. While some
-samples run at one of them and some at the other, both are slow. So none is stopped before all can be, and their
-destination hears of no stop before all have been made: it begins with all of them in one step. Where the devices hold
-the KV cache of one layout only, that is handed over in between.
+Moves that go together (a convoy) go to engines on the same devices as those that they come from. While some samples run
+at one of them and some at the other, both are slow. So the plan is: prepare all, stop all, hand the devices over where
+they hold the KV cache of one layout only, start all. Their destination hears of no stop before all have been made: it
+begins with all of them in one step. A move alone is a plan of one.
 
 Invariants:
 - Every call has a limit, and ends when its engine is known to be gone.
-- A move leaves neither reservation nor buffer nor stopped sample at an engine that answers, however it ends.
+- A move leaves neither reservation nor buffer nor stopped sample at an engine that answers, however it ends. `_undo`
+  ends the moves of a caller that is cancelled.
 - A sample is moved by one move at a time.
-- A convoy waits no more for a member that is over or never began, and no longer than STOP_SECONDS for a stop.
+- A convoy waits for no stop longer than STOP_SECONDS, and not for moves that are over.
 - A convoy hands the devices over once, after the stops and before the first start. If that fails, none is started.
 """
 
@@ -18,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -72,69 +74,28 @@ class MoveRecord:
 # Stopped samples generate nothing. A stop is made within a step of its engine. A stop that takes longer than any step
 # means that the engine has failed, and the others go on without it.
 STOP_SECONDS = 1.0
-_STOPPING, _STOPPED, _OVER = range(1, 4)
-_POINTS = {Step.STOP: _STOPPING, Step.START: _STOPPED}
-
-
-class Convoy:
-    """`samples` by name. `name`: what their destinations know it by. `between`: "" or why none can be started."""
-
-    def __init__(self, name: str, samples: Iterable[str], between: Callable[[], Awaitable[str]] | None = None) -> None:
-        self.name = name
-        self._reached = dict.fromkeys(samples, 0)
-        self._changed = asyncio.Event()
-        self._between = between
-        self._handing: asyncio.Future[str] | None = None
-
-    @property
-    def in_turns(self) -> bool:
-        """True if source and destination never have their KV caches at once."""
-        return self._between is not None
-
-    async def before(self, move: Move) -> str:
-        """Wait for the others, where the next step of a move is one to be taken together; "" or why it cannot be."""
-        point = _POINTS.get(move.step) if move.step is not None else None
-        if point is None:
-            return ""
-        self._reach(move.sample, point)
-        try:
-            async with asyncio.timeout(STOP_SECONDS if point == _STOPPED else None):
-                while min(self._reached.values()) < point:
-                    await self._changed.wait()
-        except TimeoutError:
-            pass
-        if point < _STOPPED or self._between is None:
-            return ""
-        if self._handing is None:
-            self._handing = asyncio.ensure_future(self._between())
-        # One that is aborted meanwhile does not end it for the others.
-        return await asyncio.shield(self._handing)
-
-    def leave(self, sample: str) -> None:
-        """Take out a sample whose move is over, or was refused."""
-        self._reach(sample, _OVER)
-
-    def _reach(self, sample: str, point: int) -> None:
-        self._reached[sample] = max(self._reached[sample], point)
-        self._changed.set()
-        self._changed = asyncio.Event()
+_BEFORE_STOP, _BEFORE_START = frozenset({Step.STOP, Step.START}), frozenset({Step.START})
 
 
 @dataclass
 class _Way:
-    """The state of one move: `left` is the sample's place at the source, `room` the one at the destination.
+    """One move under way: `left` is the sample's place at the source, `room` the one at the destination.
 
     `buffers`: by engine, what the source writes and the destination reads; of one node they have one together.
     `staged`: blocks that were copied out while it ran, `arrived`: those of them that are at the destination already;
     `stopped_at`: when, by this process's monotonic clock; `computed`: tokens whose KV cache has arrived. `near`: both
-    engines are on one node; `in_turns`: they never have their KV caches at once.
+    engines are on one node; `in_turns`: they never have their KV caches at once; `convoy`: the name of those that go
+    together, "" of one alone. `tidying`: what is left to do of a move that is over.
     """
 
+    move: Move
     sample: KeptSample
     left: str
     room: str
+    choice: Choice
     near: bool
     in_turns: bool
+    convoy: str
     buffers: dict[int, KvBuffer] = field(default_factory=dict)
     staged: int = 0
     arrived: int = 0
@@ -142,7 +103,7 @@ class _Way:
     stopped_at: float = 0.0
     computed: int = 0
     downtime: float | None = None
-    convoy: Convoy | None = None
+    tidying: asyncio.Task[None] | None = None
 
 
 class Mover:
@@ -174,36 +135,82 @@ class Mover:
         self._nodes = nodes
         self._here = here
         self._layouts: dict[int, KvLayout | str] = {}
+        self._tidying: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Ask engines beforehand what their KV caches are made of: in its first move that would cost a step of each."""
 
         async def ask(engine: int) -> None:
             # One that does not answer is asked again when a sample moves.
-            with contextlib.suppress(TimeoutError, OrderFailed, _Lost):
+            with contextlib.suppress(TimeoutError, OrderFailed, EngineLost):
                 async with asyncio.timeout(self._limit_s):
                     await self._layout(engine)
 
         await asyncio.gather(*(ask(engine) for engine in self._keeper.engines))
 
-    async def move(
-        self, sample: KeptSample, destination: int, cause: str, *, convoy: Convoy | None = None
-    ) -> MoveRecord:
-        """Move a sample, with a `convoy` together with others; returns when that is over, well or not.
+    async def move(self, sample: KeptSample, destination: int, cause: str) -> MoveRecord:
+        """Move a sample; returns when that is over, well or not. Raises MoveRefused when it must not begin."""
+        (done,) = await self.move_together([(sample, destination)], cause)
+        if isinstance(done, MoveRefused):
+            raise done
+        return done
 
-        Raises MoveRefused when it must not begin.
+    async def move_together(
+        self,
+        orders: Sequence[tuple[KeptSample, int]],
+        cause: str,
+        hand_over: Callable[[], Awaitable[str]] | None = None,
+    ) -> list[MoveRecord | MoveRefused]:
+        """Move samples to their destinations together; return how each move ended, or why it must not begin.
+
+        All are prepared, then all stopped, and then all started. `hand_over` hands the devices over in between, where
+        source and destination never have their KV caches at once; it returns "" or why none can be started.
         """
+        began, convoy = time.monotonic(), uuid.uuid4().hex if len(orders) > 1 else ""
+        ways: list[_Way | MoveRefused] = []
+        for sample, destination in orders:
+            try:
+                ways.append(self._begin(sample, destination, convoy, hand_over is not None))
+            except MoveRefused as refused:
+                ways.append(refused)
+        going = [way for way in ways if isinstance(way, _Way)]
+        stops: list[asyncio.Task[None]] = []
+        try:
+            await asyncio.gather(*(self._go(way, _BEFORE_STOP) for way in going))
+            stops = [asyncio.create_task(self._go(way, _BEFORE_START)) for way in going]
+            problem = await self._when_stopped(going, stops, hand_over)
+            both = zip(going, stops, strict=True)
+            ended = iter(await asyncio.gather(*(self._finish(way, stop, problem, cause, began) for way, stop in both)))
+        finally:
+            for stop in stops:
+                stop.cancel()
+            for way in going:
+                self._undo(way)
+        return [next(ended) if isinstance(way, _Way) else way for way in ways]
+
+    @staticmethod
+    async def _when_stopped(
+        going: list[_Way], stops: list[asyncio.Task[None]], hand_over: Callable[[], Awaitable[str]] | None
+    ) -> str:
+        """Hand the devices over once all are stopped that will be in time; return "" or why none can be started."""
+
+        def are_ready() -> bool:
+            return any(way.move.step is Step.START for way in going)
+
+        late = (await asyncio.wait(stops, timeout=STOP_SECONDS))[1] if stops else set()
+        while hand_over is not None and late and not are_ready():
+            late = (await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED))[1]
+        return await hand_over() if hand_over is not None and are_ready() else ""
+
+    def _begin(self, sample: KeptSample, destination: int, convoy: str, in_turns: bool) -> _Way:
         engine = sample.engine
         if engine is None:
             raise MoveRefused(f"sample {sample.name} is on no engine")
-        source = self._place(engine)
-        context = len(sample.request.prompt) + sample.known_tokens
-        choice = self._choose(context, engine, destination)
+        choice = self._choose(len(sample.request.prompt) + sample.known_tokens, engine, destination)
         near = self._node(engine) == self._node(destination)
-        in_turns = convoy is not None and convoy.in_turns
         move = ask(
             sample.name,
-            source,
+            self._place(engine),
             self._place(destination),
             choice.carrier,
             moving=sample.moving,
@@ -211,30 +218,46 @@ class Mover:
             hands_over=near and not in_turns,
         )
         sample.moving, sample.incoming = True, sample.new_place()
-        way = _Way(sample, sample.place, sample.incoming, near, in_turns, convoy=convoy)
-        began = time.monotonic()
-        try:
-            while not move.over:
-                refused = "" if convoy is None else await convoy.before(move)
-                move = move.after(*((Reply.REFUSED, refused) if refused else await self._take(move, way)))
-        finally:
-            if convoy is not None:
-                convoy.leave(sample.name)
-            for where, buffer in way.buffers.items():
-                if self._node(where) == self._here:
-                    self._store.remove(buffer)
-            if not move.over:
-                # Cancelled together with its caller.
-                move = move.after(Reply.ENDED, "the mover was stopped")
-            sample.moving = False
-            self._settle(move, way)
-        await self._clean_up(move, way)
-        if move.phase in MOVED and way.stopped is not None:
-            way.downtime = await self._until_first_token(move, way)
-        tokens = len(sample.request.prompt) + sample.known_tokens
-        done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice, sample.request.group)
+        return _Way(move, sample, sample.place, sample.incoming, choice, near, in_turns, convoy)
+
+    async def _go(self, way: _Way, until: Collection[Step] = ()) -> None:
+        """Take the steps before one of these, or all; tidy up behind a move that is over."""
+        while not way.move.over and way.move.step not in until:
+            way.move = way.move.after(*await self._take(way.move, way))
+        if way.move.over and way.tidying is None:
+            self._settle(way)
+            way.tidying = self._beside(self._clean_up(way.move, way))
+
+    async def _finish(
+        self, way: _Way, stopping: asyncio.Task[None], problem: str, cause: str, began: float
+    ) -> MoveRecord:
+        """Start a sample that is stopped, unless there is a problem; return how its move ended."""
+        await stopping
+        if problem and not way.move.over:
+            way.move = way.move.after(Reply.REFUSED, problem)
+        await self._go(way)
+        assert way.tidying is not None
+        await asyncio.wait([way.tidying], timeout=self._limit_s)
+        if way.move.phase in MOVED and way.stopped is not None:
+            way.downtime = await self._until_first_token(way.move, way)
+        tokens = len(way.sample.request.prompt) + way.sample.known_tokens
+        seconds, group = time.monotonic() - began, way.sample.request.group
+        done = MoveRecord(way.move, cause, seconds, way.downtime, tokens, way.choice, group)
         self._record(done)
         return done
+
+    def _undo(self, way: _Way) -> None:
+        """Have the sample of a move that ends here go on at one engine, and nothing left at the other."""
+        if way.tidying is None:
+            way.move = way.move.after(Reply.GIVEN_UP, "the mover was stopped")
+            self._beside(self._go(way))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin work that is not cancelled together with the caller."""
+        task = asyncio.create_task(work)
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+        return task
 
     def _node(self, engine: int) -> str:
         return self._nodes.get(engine, self._here)
@@ -243,9 +266,13 @@ class Mover:
         known = self._keeper.engines[engine]
         return Place(engine, known.weight_version, known.alive and known.open)
 
-    def _settle(self, move: Move, way: _Way) -> None:
-        """Note for the sample's keeper where the sample is now."""
-        sample = way.sample
+    def _settle(self, way: _Way) -> None:
+        """Note for the sample's keeper where the sample is now, and remove its buffers here."""
+        move, sample = way.move, way.sample
+        for where, buffer in way.buffers.items():
+            if self._node(where) == self._here:
+                self._store.remove(buffer)
+        sample.moving = False
         if move.phase in MOVED:
             sample.settle(move.destination, way.room)
         else:
@@ -277,27 +304,12 @@ class Mover:
             return Reply.LATE, f"{move.step} was not answered within {self._limit_s:g} s"
         except (OSError, OrderFailed) as error:
             return Reply.FAILED, str(error)
-        except _Lost as lost:
+        except EngineLost as lost:
             reply = Reply.SOURCE_LOST if lost.engine == move.source else Reply.DESTINATION_LOST
             return reply, f"engine {lost.engine} was lost"
 
     async def _call(self, engine: int, method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        known = self._keeper.engines[engine]
-        if not known.alive:
-            raise _Lost(engine)
-        answer = asyncio.ensure_future(known.port.call(method, *args, **kwargs))
-        # vLLM leaves an order unanswered whose engine core dies with it; its keeper hears of that.
-        gone = asyncio.ensure_future(known.gone.wait())
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise _Lost(engine)
-            return answer.result()
-        except EngineLost:
-            raise _Lost(engine) from None
-        finally:
-            answer.cancel()
-            gone.cancel()
+        return await self._keeper.engines[engine].call(method, *args, **kwargs)
 
     # --- steps
 
@@ -357,9 +369,8 @@ class Mover:
     async def _expect(self, move: Move, way: _Way) -> tuple[Reply, str]:
         version = self._keeper.engines[move.source].weight_version
         request, buffer = way.sample.request, way.buffers[move.source]
-        convoy = "" if way.convoy is None else way.convoy.name
         refused = await self._call(
-            move.destination, SampleCalls.expect_sample, way.room, request, buffer, way.staged, version, convoy
+            move.destination, SampleCalls.expect_sample, way.room, request, buffer, way.staged, version, way.convoy
         )
         return (Reply.REFUSED if refused else Reply.DONE), refused
 
@@ -418,7 +429,7 @@ class Mover:
         try:
             async with asyncio.timeout(self._limit_s):
                 age = await self._call(move.destination, SampleCalls.first_token_age, way.room, self._limit_s / 2)
-        except (TimeoutError, OrderFailed, _Lost):
+        except (TimeoutError, OrderFailed, EngineLost):
             return None
         return None if age is None else max(time.monotonic() - age - way.stopped_at, 0.0)
 
@@ -435,17 +446,6 @@ class Mover:
             # Aborted with the last order on its way: the abort went to the source.
             todo.append((move.destination, SampleCalls.discard_sample, way.room))
         for engine, method, argument in todo:
-            try:
-                async with asyncio.timeout(self._limit_s):
-                    await self._call(engine, method, argument)
-            except (TimeoutError, OrderFailed, _Lost):
-                # It is gone, or counts as that: nothing of what it says of this place is heard.
-                continue
-
-
-class _Lost(RuntimeError):
-    """An engine of a move is gone."""
-
-    def __init__(self, engine: int) -> None:
-        super().__init__(f"engine {engine} is gone")
-        self.engine = engine
+            # Without a limit: an engine that is only slow, or not reached for a while, must keep nothing.
+            with contextlib.suppress(TimeoutError, OrderFailed, EngineLost):
+                await self._call(engine, method, argument)

@@ -28,7 +28,6 @@ import asyncio
 import contextlib
 import functools
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
@@ -37,7 +36,7 @@ from rhyme_openrlhf.engine.port import problem_of
 from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
 from rhyme_openrlhf.moves.engine_reports import EngineReports, LayoutReports
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.moves.mover import Convoy, MoveRecord
+from rhyme_openrlhf.moves.mover import MoveRecord
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.first_layouts import first_layouts
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
@@ -94,7 +93,7 @@ class AwakeLayouts:
 
     async def _order(self, node: str, layout: int, method: RemoteMethod[[], None]) -> str:
         engines = [number for number in self._nodes[node].get(layout, ()) if self._keeper.engines[number].alive]
-        asked = (problem_of(self._keeper.engines[number].port, number, self._limit_s, method) for number in engines)
+        asked = (problem_of(self._keeper.engines[number], number, self._limit_s, method) for number in engines)
         return next(filter(None, await asyncio.gather(*asked)), "")
 
 
@@ -187,14 +186,14 @@ class TurnHolds:
             return True
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return bool(await self._keeper.engines[engine].port.call(TurnCalls.hold_turns, turn))
+                return bool(await self._keeper.engines[engine].call(TurnCalls.hold_turns, turn))
         except EngineLost:
             return True
         except (OrderFailed, TimeoutError):
             return False
 
     async def _tell(self, engine: int, method: RemoteMethod[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        port = self._keeper.engines[engine].port
+        port = self._keeper.engines[engine]
         if problem := await problem_of(port, engine, ANSWER_SECONDS, method, *args, **kwargs):
             self._reports.tell(f"adaptive tensor parallelism: {problem}")
 
@@ -206,14 +205,18 @@ def turn_of(sample: KeptSample) -> int:
 
 
 CAUSE = "tp_switch"
+MoveTogether = Callable[
+    [Sequence[tuple[KeptSample, int]], str, Callable[[], Awaitable[str]] | None],
+    Awaitable[list[MoveRecord | MoveRefused]],
+]
 
 
 class TpSwitcher:
     """The switches of one home.
 
-    `move(sample, destination, cause, convoy)` orders a move and says how it ended; `record(event)`; `step()`: the
-    training step; `admitted()`: whether all prompts of it have come. `limit_s`: seconds that an engine may take to give
-    its KV cache's memory up, or to take it. `holds`: of a pipelined run, whose engines have a next turn.
+    `move_together`: as `Mover` has it; `record(event)`; `step()`: the training step; `admitted()`: whether all prompts
+    of it have come. `limit_s`: seconds that an engine may take to give its KV cache's memory up, or to take it.
+    `holds`: of a pipelined run, whose engines have a next turn.
     """
 
     def __init__(
@@ -222,7 +225,7 @@ class TpSwitcher:
         plan: LayoutPlan,
         keeper: SampleKeeper,
         reports: EngineReports,
-        move: Callable[[int, int, str, Convoy], Awaitable[MoveRecord]],
+        move_together: MoveTogether,
         record: Callable[[LayoutSwitched], None],
         step: Callable[[], int],
         admitted: Callable[[], bool],
@@ -233,7 +236,7 @@ class TpSwitcher:
         self._plan = plan
         self._keeper = keeper
         self._reports = reports
-        self._move = move
+        self._move_together = move_together
         self._record = record
         self._step = step
         self._admitted = admitted
@@ -461,16 +464,16 @@ class TpSwitcher:
     async def _switch(self, node: str, source: int, target: int, samples: Sequence[KeptSample]) -> None:
         if self._holds is not None and not await self._holds.hold(node, samples, self._nodes[node][ALIGNED]):
             return
+        samples = [sample for sample in samples if not sample.answer.done()]
         began = time.monotonic()
         hand = None if self._devices is None else functools.partial(self._hand_with, node, source, target)
-        convoy = Convoy(uuid.uuid4().hex, [sample.name for sample in samples], hand)
         engines = self._nodes[node][target]
-        ways = [
-            self._carry(samples[place], engines[engine], convoy)
-            for place, engine in in_turn([sample.known_tokens for sample in samples], len(engines))
-        ]
-        _, *records = await asyncio.gather(self._tell(engines, DeviceCalls.begin_switch), *ways)
-        moved = [record for record in records if record is not None and record.move.phase in MOVED]
+        dealt = in_turn([sample.known_tokens for sample in samples], len(engines))
+        orders = [(samples[place], engines[engine]) for place, engine in dealt]
+        _, ended = await asyncio.gather(
+            self._tell(engines, DeviceCalls.begin_switch), self._move_together(orders, CAUSE, hand)
+        )
+        moved = [record for (sample, _), one in zip(orders, ended, strict=True) if (record := self._moved(sample, one))]
         took = time.monotonic() - began
         await self._tell(engines, DeviceCalls.end_switch)
         if not moved:
@@ -486,29 +489,26 @@ class TpSwitcher:
         emptied = [engine for engine in self._nodes[node][source] if not self._keeper.samples(engine)]
         await self._tell(emptied, DeviceCalls.lend_devices)
         sizes = self._plan.sizes
-        step = self._step() if self._holds is None else step_of(turn_of(samples[0]))
+        step = self._step() if self._holds is None else step_of(turn_of(orders[0][0]))
         self._record(LayoutSwitched(step, node, sizes[source], sizes[target], len(moved), took))
 
-    async def _carry(self, sample: KeptSample, destination: int, convoy: Convoy) -> MoveRecord | None:
-        record = None
-        try:
-            record = await self._move(int(sample.name), destination, CAUSE, convoy)
-        except (KeyError, NotYet):
-            # It has ended since; or its engine has other weights since it reported, and a later look asks again.
+    def _moved(self, sample: KeptSample, ended: MoveRecord | MoveRefused) -> MoveRecord | None:
+        """Return the record of a sample that has moved; another one stays where it is, and is not tried again."""
+        if isinstance(ended, NotYet):
+            # Its engine has other weights since it reported, and a later look asks again.
             return None
-        except MoveRefused as refused:
-            self._reports.tell(f"adaptive tensor parallelism: {refused}")
-        finally:
-            convoy.leave(sample.name)
-        if record is None or record.move.phase not in MOVED:
-            self._stuck.add(sample.name)
-        return record
+        if isinstance(ended, MoveRefused):
+            self._reports.tell(f"adaptive tensor parallelism: {ended}")
+        elif ended.move.phase in MOVED:
+            return ended
+        self._stuck.add(sample.name)
+        return None
 
     async def _tell(self, engines: Sequence[int], method: RemoteMethod[[], None]) -> None:
         for engine in engines:
             # Its timeline only: one that is gone has none.
             with contextlib.suppress(EngineLost, OrderFailed):
-                await self._keeper.engines[engine].port.call(method)
+                await self._keeper.engines[engine].call(method)
 
 
 def has_room(contexts: Sequence[int], engines: Sequence[EngineStatus]) -> bool:

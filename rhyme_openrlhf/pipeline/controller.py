@@ -25,10 +25,10 @@ import ray
 
 from rhyme_openrlhf.engine.checked_reward import RewardLateError
 from rhyme_openrlhf.engine.messages import TurnReport
-from rhyme_openrlhf.engine_errors import EngineLost, LostEngine, last_line
+from rhyme_openrlhf.engine_errors import last_line
 from rhyme_openrlhf.pipeline.batch import PromptGroup, StepEnd
-from rhyme_openrlhf.pipeline.engines import ENGINE_TIMEOUT_SECONDS, LOST, EngineLoss, stage_intervals, turn_events
-from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator, score_range, teaches_nothing
+from rhyme_openrlhf.pipeline.engines import ENGINE_TIMEOUT_SECONDS, Placing, stage_intervals, turn_events
+from rhyme_openrlhf.pipeline.generator import LOST, PipelineSamplesGenerator, score_range, teaches_nothing
 from rhyme_openrlhf.pipeline.outlier_watch import Outlier, OutlierWatch
 from rhyme_openrlhf.pipeline.step import NOWHERE, Key, Prompts, Step
 from rhyme_openrlhf.pipeline.step_planner import StepPlanner, rank_groups_event
@@ -99,7 +99,7 @@ class Pipeline:
         self._outliers: OutlierWatch | None = None
         if services.settings.histopipe.defer or services.settings.samples_move:
             self._outliers = OutlierWatch(self._engines, planner.beta, self._samples)
-        self._loss = EngineLoss(generator, services)
+        self._placing = Placing(generator, services)
         self._watch = RolloutWatch(self._engines, services, overlapping=True)
 
     def run(self, steps: Iterator[Step]) -> None:
@@ -134,35 +134,32 @@ class Pipeline:
         # Its weights are the last ones that this step may begin with, so its turn comes right before this one.
         if turn.oldest == step.number - STEPS_AHEAD > first_version:
             self._have_evaluated(turn.oldest)
-        left = self._loss.look()
+        left = self._placing.look()
         step.placement = self._planner.place(step, len(left))
-        engine_of = [left[engine] for engine in step.placement.engine_of]
-        self._generator.hand(step, turn, engine_of, self._planner.last_lengths())
+        step.engine_of.update(enumerate(left[engine] for engine in step.placement.engine_of))
+        self._generator.begin(step, turn, self._planner.last_lengths())
+        self._flying.append(step)
+        self._ledger.add(step.number, [step.key(place) for place in range(step.size)], step.epoch)
+        self._placing.reconcile(self._with_engines())
         if last:
             for handle in self._engines:
                 handle.no_more_turns.remote()
-        self._flying.append(step)
-        self._ledger.add(step.number, [step.key(place) for place in range(step.size)], step.epoch)
         self._news_at = time.monotonic()
         if len(self._flying) == 1:
             self._begin_stage(time.time(), ())
-        for number, error in step.unreached.items():
-            if not isinstance(self._engines[number], LostEngine) and not self._goes_on_after(error):
-                raise error
 
     def _have_evaluated(self, version: int) -> None:
         if self._evaluate is None:
             return
+        engines = self._placing.left()
         try:
             self._evaluate(version)
+            return
         except LOST as error:
-            if not self._goes_on_after(error):
-                raise
-            text = f"weight version {version} is not evaluated, because an engine was lost meanwhile"
-            self._services.record(Note("warning", text), SOURCE)
-
-    def _goes_on_after(self, error: Exception) -> bool:
-        return self._loss.goes_on_after(error, self._with_engines())
+            failure = error
+        self._placing.explain(failure, engines)
+        text = f"weight version {version} is not evaluated, because an engine was lost meanwhile"
+        self._services.record(Note("warning", text), SOURCE)
 
     def _with_engines(self) -> tuple[Step, ...]:
         """Return the steps of which engines may owe something."""
@@ -183,7 +180,7 @@ class Pipeline:
 
     def _collect(self) -> None:
         """Wait for something to end, and take in all that has: each look goes through everything that is awaited."""
-        steps = [*self._flying, *self._late]
+        steps = self._with_engines()
         owners = {ref: step for step in steps for ref in (*step.calls, *step.reports)}
         poll = POLL_SECONDS if self._outliers is None else self._outliers.look_seconds
         ready, waiting = ray.wait(list(owners), num_returns=1, timeout=poll)
@@ -192,34 +189,34 @@ class Pipeline:
         elif waiting:
             ready += ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
         for ref in ready:
-            self._news_at = time.monotonic()
-            step = owners[ref]
-            # Asked for at an engine that was found to be gone meanwhile, it is forgotten.
-            if ref in step.reports or ref in step.calls:
-                self._take(step, ref)
-        self._late = [step for step in self._late if step.calls]
+            self._take(owners[ref], ref)
+        self._placing.reconcile(steps)
+        self._late = [step for step in self._late if step.owed()]
         if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
             self._judge_lengths(self._outliers, self._flying[0])
         self._send(self._ledger.newly_certain(self._flying[0].number))
 
     def _take(self, step: Step, ref: Any) -> None:
+        place, reporting = step.calls.pop(ref, -1), step.reports.pop(ref, -1)
         try:
             answer = ray.get(ref)
         except LOST as error:
-            gone = self._goes_on_after(error)
-            place = step.calls.pop(ref, None)
-            if place is not None and isinstance(error, EngineLost):
-                # One of its samples had moved to an engine that is gone.
-                self._loss.hand_again(self._with_engines(), step, [place], step.engine_of[place])
-            elif place is not None or not gone:
-                raise
+            answer = error
         except RewardLateError as error:
-            self._leave_out(step, step.calls.pop(ref), error)
+            self._news_at = time.monotonic()
+            self._leave_out(step, place, error)
+            return
+        if isinstance(answer, Exception):
+            self._placing.explain(answer, [reporting if place < 0 else step.engine_of[place]])
+            if reporting in self._placing.left():
+                self._check_wait()
+                self._generator.ask_report(step, reporting)
+            return
+        self._news_at = time.monotonic()
+        if place < 0:
+            self._take_report(step, reporting, answer)
         else:
-            if ref in step.reports:
-                self._take_report(step, step.reports.pop(ref), answer)
-            else:
-                self._take_group(step, step.calls.pop(ref), answer)
+            self._take_group(step, place, answer)
 
     # --- what goes wrong
 
@@ -275,12 +272,8 @@ class Pipeline:
         step.done.add(place)
         if more is None:
             self._ledger.drop(step.number, step.key(place))
-            return
-        # Chosen before the new prompt is owed, by an engine that is not known yet.
-        engine = self._loss.least_loaded(self._flying)
-        new = step.add(more)
-        self._ledger.drop(step.number, step.key(place), step.key(new))
-        self._loss.hand_again(self._with_engines(), step, [new], engine)
+        else:
+            self._ledger.drop(step.number, step.key(place), step.key(step.add(more)))
 
     def _ended(self, step: Step, place: int) -> None:
         step.done.add(place)
@@ -315,7 +308,7 @@ class Pipeline:
 
     def _take_tail_reports(self, step: Step) -> None:
         """Record what engines of a tail layout, which have no turns, did since the step before ended."""
-        for number in self._loss.left_in_tail():
+        for number in self._placing.left_in_tail():
             try:
                 report = ray.get(self._engines[number].report_since.remote(), timeout=ENGINE_TIMEOUT_SECONDS)
             except LOST:
@@ -347,7 +340,7 @@ class Pipeline:
         """End the step that is being completed, which has its batch, for the trainer; then record the step."""
         self._send(batch)
         step, seconds = self._flying.pop(0), time.monotonic() - self._stage_since
-        if step.calls:
+        if step.owed():
             self._late.append(step)
         groups = [self._groups.pop(key) for key in batch]
         self._check_size(step, len(batch))

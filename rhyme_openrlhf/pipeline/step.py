@@ -12,11 +12,11 @@ not `done`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ray
 from openrlhf.trainer.ppo_utils.samples_generator import _collect_prompt_batch
 
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement
@@ -103,8 +103,8 @@ class Step:
     `size`: how many were drawn; `data_sets`: of each prompt, or empty.
 
     With engines: `turn` and `placement` from the moment it is handed out; `engine_of`: the engine that has the prompt
-    of each place now; `calls` gives each call's place, `reports` each report's engine; `unreached`: engines that could
-    not be given theirs, and why.
+    of each place now, or is to have it; `attempts`: how often an engine was given it; `calls` gives each call's place,
+    `reports` each report's engine; `taking_part`: engines with a turn of this step.
 
     Ended: `done`: prompt groups that have ended or were given up; `lengths`: of the responses of those that ended;
     `deferred`: they train in the next step; `moved`: samples that were sent to another engine because they are too
@@ -129,7 +129,8 @@ class Step:
     engine_of: dict[int, int] = field(default_factory=dict)
     calls: dict[Any, int] = field(default_factory=dict)
     reports: dict[Any, int] = field(default_factory=dict)
-    unreached: dict[int, ray.exceptions.RayActorError] = field(default_factory=dict)
+    attempts: Counter[int] = field(default_factory=Counter)
+    taking_part: set[int] = field(default_factory=set)
 
     done: set[int] = field(default_factory=set)
     lengths: dict[int, list[int]] = field(default_factory=dict)
@@ -148,6 +149,13 @@ class Step:
     def owed(self) -> list[int]:
         """Return the places whose prompt groups have not ended."""
         return [place for place in range(len(self.prompts)) if place not in self.done]
+
+    def unplaced(self) -> list[int]:
+        """Return the places that are owed and that no engine has."""
+        if len(self.done) + len(self.calls) == len(self.prompts):
+            return []
+        placed = {*self.calls.values(), *self.done}
+        return [place for place in range(len(self.prompts)) if place not in placed]
 
     @property
     def pass_rate(self) -> float:

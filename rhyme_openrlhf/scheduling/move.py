@@ -35,6 +35,7 @@ Faults and their answers:
   opposite is ordered: `withdraw` after `start` and after a `stop` that hands over, `resume` after `stop`. An engine
   that does not answer that either counts as lost. Its later output for the sample is dropped (the keeper numbers a
   sample's stays).
+- *The mover is stopped*: as if the answer to its last order had not come in time, but it begins nothing more.
 - *Ordered twice*, *to the engine it is on*, or *while weights load*: refused, and nothing was begun.
 - *Between weight versions*: refused too, unless the policy allows it. Then the move is a recompute, because a KV block
   of one version is never used by another.
@@ -112,6 +113,8 @@ class Reply(StrEnum):
     DESTINATION_LOST = "destination_lost"
     ENDED = "ended"
     """The caller aborted the sample."""
+    GIVEN_UP = "given_up"
+    """Whoever orders the move is to end it: the sample goes on where it is, and `step` may have been followed."""
 
 
 class Cleanup(StrEnum):
@@ -194,9 +197,18 @@ class Move:
         if reply is Reply.ENDED:
             ended = dataclasses.replace(told, sample_ended=True)
             return ended._over(Phase.CANCELLED, Cleanup.RELEASE, Cleanup.DISCARD)
+        if reply is Reply.GIVEN_UP:
+            return told._given_up()
         return _NEXT[self.step](told, reply)
 
     # --- after each step
+
+    def _given_up(self) -> Move:
+        if self.step in (Step.RESERVE, Step.STAGE, Step.EXPECT):
+            return self._cancelled()
+        if self.step is Step.START or (self.expected and self.step is not Step.RESUME):
+            return dataclasses.replace(self, step=Step.WITHDRAW)
+        return self if self.step is Step.WITHDRAW else self._resuming()
 
     def _reserved(self, reply: Reply) -> Move:
         if reply is Reply.DONE:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import ray
 
-from rhyme_openrlhf.engine_errors import LostEngine, leave_out_lost
+from rhyme_openrlhf.engine_losses import ALIVE_SECONDS, EngineLosses, LostEngine
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.samples import ROUNDS, length_records
@@ -78,7 +78,8 @@ class Checkpoints:
 class RunServices:
     """The services of a run for each of its actors. Handles are Ray actors.
 
-    `steps_per_epoch` is None where it can vary, and `layouts` where there is one.
+    `steps_per_epoch` is None where it can vary, and `layouts` where there is one. `losses`: the lost engines, as the
+    process that has these services knows them.
     """
 
     settings: RhymeSettings
@@ -89,6 +90,7 @@ class RunServices:
     on_gpus: bool
     checkpoints: Checkpoints
     layouts: Layouts | None = None
+    losses: EngineLosses = field(default_factory=EngineLosses)
 
     def record(self, event: Event, source: str) -> None:
         """Send an event to the record, without waiting."""
@@ -115,12 +117,14 @@ class RunServices:
         return 1 if self.steps_per_epoch is None else (step - 1) // self.steps_per_epoch + 1
 
 
-def leave_out(engines: list[Any], services: RunServices) -> None:
-    """Go on without engines that are gone, in a run that can, and say so. Raises RuntimeError if none is left."""
-    if not services.settings.outlives_engines:
-        return
-    for lost in leave_out_lost(engines):
-        services.record(Note("warning", lost.sentence), ROLLOUT)
+def leave_out(engines: list[Any], services: RunServices, wait_s: float = ALIVE_SECONDS) -> None:
+    """Go on without engines that are gone, in a run that can, and say so. Raises RuntimeError if none is left.
+
+    `wait_s`: as in `EngineLosses.look`.
+    """
+    if engines and services.settings.outlives_engines:
+        for lost in services.losses.look(engines, wait_s):
+            services.record(Note("warning", lost.sentence), ROLLOUT)
 
 
 def is_lost(engines: list[Any], number: int, services: RunServices) -> bool:

@@ -1,7 +1,7 @@
 """The record of a rollout stage: how far it is, about once a second, and its event at the end.
 
 Invariants:
-- Recording never waits for an engine longer than one poll, but for one that is out of reach (engine_errors.py).
+- Recording never waits for an engine longer than one poll, but for one that is out of reach (engine_losses.py).
 - What it records of an engine adds up to what the engine did since the watch began.
 - It calls at most ENGINES_A_SECOND engines a second, and records as many: more engines are looked at less often. So
   the record of a day takes the same disk and the same time to read, however many engines there are.

@@ -32,7 +32,7 @@ from rhyme_openrlhf.engine.checked_reward import RewardError, shown
 from rhyme_openrlhf.engine.messages import unpacked
 from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine.requests import VisitedPrompt
-from rhyme_openrlhf.engine_errors import engines_left
+from rhyme_openrlhf.engine_losses import engines_left
 from rhyme_openrlhf.history.workers import announce, known_earlier, last_lengths
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.step_plan import by_predicted_work

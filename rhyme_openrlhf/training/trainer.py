@@ -134,7 +134,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
         """Do one training step on `rollout_samples`, as upstream, with what belongs before and after it."""
         step = global_step + 1
-        self.leave_out_lost()
+        leave_out(self.vllm_engines, self.services)
         self._version = self.experience_maker.step = step
         self._score_before(step)
         self._stage("experience", step)
@@ -187,7 +187,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
     def broadcast_to_vllm(self) -> None:
         """Bring the policy's weights to every engine, as the version after the current step."""
         self._stage("sync", self._version)
-        self.leave_out_lost()
+        leave_out(self.vllm_engines, self.services)
         if self._weights is None:
             super().broadcast_to_vllm()
             ray.get([engine.set_weight_version.remote(self._version) for engine in self.vllm_engines])
@@ -196,11 +196,6 @@ class RhymeTraining(upstream.BasePPOTrainer):
             # As upstream: the weights' memory is needed now, the KV cache's only when generation starts.
             batch_vllm_engine_call(self.vllm_engines, "wake_up", tags=["weights"])
         self._weights.sync(self._version)
-
-    def leave_out_lost(self) -> None:
-        """Go on without engines that are gone, in a run that can."""
-        if self.vllm_engines:
-            leave_out(self.vllm_engines, self.services)
 
     @contextmanager
     def engines_awake(self) -> Iterator[None]:

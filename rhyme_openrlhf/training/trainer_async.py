@@ -23,6 +23,7 @@ from ray.util.queue import Full
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.telemetry.events import StageStarted
+from rhyme_openrlhf.telemetry.services import leave_out
 from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, is_stop_request, one_sentence
@@ -154,7 +155,7 @@ class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[mis
             RhymeTraining.broadcast_to_vllm(self)
             return
         # Only those that are there can be paused.
-        self.leave_out_lost()
+        leave_out(self.vllm_engines, self.services)
         super().broadcast_to_vllm()
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:

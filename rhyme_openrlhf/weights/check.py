@@ -104,7 +104,7 @@ class WeightCheck:
         policy_moved = None if old_policy is None else movement(policy, old_policy)
         for engine, scores in enumerate(engines):
             if scores is None:
-                # Lost (engine_errors.py).
+                # Lost (engine_losses.py).
                 continue
             difference = distance(scores, policy)
             old = old_engines[engine] if old_policy is not None else None

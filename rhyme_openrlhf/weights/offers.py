@@ -15,7 +15,8 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.engine_errors import EngineCoreError, LostEngine, leave_out_lost
+from rhyme_openrlhf.engine_errors import EngineCoreError
+from rhyme_openrlhf.engine_losses import LostEngine
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked, WeightsLoaded
 from rhyme_openrlhf.weights.check import WeightCheck, distance, is_suspicious, movement, suspicion
 from rhyme_openrlhf.weights.stores import SOURCE
@@ -105,7 +106,7 @@ class WeightOffers(WeightSync):
                 # It is gone, or will answer the generator; what it loaded is only not recorded.
                 continue
             except EngineCoreError:
-                leave_out_lost(self._engines)
+                self._services.losses.look(self._engines)
                 if not isinstance(self._engines[engine], LostEngine):
                     raise
                 continue

@@ -17,7 +17,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rhyme_openrlhf.engine_errors import ASK_AGAIN_SECONDS, GONE_SECONDS, LostEngine, last_line
+from rhyme_openrlhf.engine_errors import last_line
+from rhyme_openrlhf.engine_losses import ASK_AGAIN_SECONDS, UNREACHED_SECONDS, LostEngine
 from rhyme_openrlhf.telemetry.events import Note
 from rhyme_openrlhf.telemetry.services import RunServices, is_lost
 from rhyme_openrlhf.weights.buckets import Segment
@@ -53,7 +54,7 @@ def settled(refs: Iterable[Any], timeout_s: float, what: str) -> None:
 class EngineNodes:
     """The engines that are left, with the nodes of their ranks.
 
-    `engines` is the run's own list (engine_errors.py); `nodes`: of each engine those of its ranks, its actor's first.
+    `engines` is the run's own list (engine_losses.py); `nodes`: of each engine those of its ranks, its actor's first.
     """
 
     def __init__(self, engines: list[Any], nodes: Sequence[Sequence[str] | None], services: RunServices) -> None:
@@ -105,7 +106,7 @@ class NodeStores:
         return {node: segment for node, segment in made.items() if segment is not None}
 
     def _begun(self, node: str, ref: Any, version: int) -> Segment | None:
-        until = time.monotonic() + GONE_SECONDS
+        until = time.monotonic() + UNREACHED_SECONDS
         while True:
             try:
                 segment: Segment = wait_for([ref], self._timeout_s, f"{node_name(node)} to make room")[0]
@@ -146,7 +147,7 @@ class NodeStores:
                     f"{node_name(node)} could not fetch weight version {version}: {last_line(error)}"
                 ) from error
             except ray.exceptions.RayActorError:
-                until = time.monotonic() + GONE_SECONDS
+                until = time.monotonic() + UNREACHED_SECONDS
                 while is_alive(node):
                     if time.monotonic() > until:
                         raise

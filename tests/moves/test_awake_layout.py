@@ -20,7 +20,7 @@ from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
+from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.moves.tp_switcher import AwakeLayouts, TpSwitcher
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
@@ -91,12 +91,10 @@ class Node:
         self.reports = EngineReports(self.keeper, asked.status_s, self.said.append, self.layouts)
         self.came = False
         self.switcher = TpSwitcher(
-            asked, plan, self.keeper, self.reports, self.move, self.events.append, lambda: 1, lambda: self.came, LATE_S
-        )
+            asked, plan, self.keeper, self.reports, self.mover.move_together, self.events.append, lambda: 1,
+            lambda: self.came, LATE_S,
+        )  # fmt: skip
         self.switcher.place(dict.fromkeys(self.layouts, "here"))
-
-    async def move(self, sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
-        return await self.mover.move(self.keeper.sample(str(sample)), destination, cause, convoy=convoy)
 
     async def watch(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
+from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.moves.tp_switcher import TpSwitcher, has_room
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
@@ -51,15 +51,15 @@ async def generate(
     mover = Mover(keeper, KvBufferStore(folder), lambda *_: Choice(KV_TRANSFER), 1.0, moved.append)
     came = 0
 
-    async def move(sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
-        return await mover.move(keeper.sample(str(sample)), destination, cause, convoy=convoy)
-
     events: list[LayoutSwitched] = []
     reports = EngineReports(keeper, settings.status_s, lambda text: None, PLAN.layouts())
     if profiles is not None:
         for layout, seconds in enumerate(profiles):
             reports.install(profile(seconds), layout)
-    switcher = TpSwitcher(settings, PLAN, keeper, reports, move, events.append, lambda: 7, lambda: came == len(lengths))
+    together = mover.move_together
+    switcher = TpSwitcher(
+        settings, PLAN, keeper, reports, together, events.append, lambda: 7, lambda: came == len(lengths)
+    )
     switcher.place({0: "here", 1: "here", 2: "here"})
 
     async def watch() -> None:
@@ -149,10 +149,11 @@ def test_what_a_switch_costs_is_the_time_without_a_token(tmp_path: Path) -> None
         keeper = SampleKeeper(engines, 0.001, spare=[2])
         reports = EngineReports(keeper, 0.02, print, PLAN.layouts())
 
-        async def move(sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
+        async def move(orders: Any, cause: str, hand_over: Any) -> list[Any]:
             await asyncio.sleep(0.2)
-            move = Move(str(sample), 0, 2, KV_TRANSFER, KV_TRANSFER, phase=Phase.RUNNING, step=None)
-            return MoveRecord(move, cause, 1.0, downtimes[sample], 100, Choice(KV_TRANSFER))
+            names = [sample.name for sample, _ in orders]
+            moves = [Move(name, 0, 2, KV_TRANSFER, KV_TRANSFER, phase=Phase.RUNNING, step=None) for name in names]
+            return [MoveRecord(one, cause, 1.0, downtimes[int(one.sample)], 100, Choice(KV_TRANSFER)) for one in moves]
 
         switcher = Noting(
             TpSwitchSettings(enable=True, samples=2), PLAN, keeper, reports, move, print, lambda: 1, lambda: True
@@ -279,12 +280,7 @@ def test_otherwise_all_nodes_begin_a_step_alike(change: dict[str, Any]) -> None:
 def test_a_move_that_may_begin_later_is_asked_for_again(refusal: type[MoveRefused]) -> None:
     """An engine may have taken weights since it reported; any other refusal is told, and its sample left alone."""
     told: list[str] = []
-
-    async def move(*_: Any) -> MoveRecord:
-        raise refusal("engine 1 has other weights")
-
     switcher = TpSwitcher.__new__(TpSwitcher)
-    switcher._reports, switcher._move, switcher._stuck = SimpleNamespace(tell=told.append), move, set()  # type: ignore[assignment]
-    convoy = Convoy("c", ["7"])
-    assert asyncio.run(switcher._carry(SimpleNamespace(name="7"), 2, convoy)) is None  # type: ignore[arg-type]
+    switcher._reports, switcher._stuck = SimpleNamespace(tell=told.append), set()  # type: ignore[assignment]
+    assert switcher._moved(SimpleNamespace(name="7"), refusal("engine 1 has other weights")) is None  # type: ignore[arg-type]
     assert (switcher._stuck, bool(told)) == ((set(), False) if refusal is NotYet else ({"7"}, True))

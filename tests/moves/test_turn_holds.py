@@ -10,6 +10,7 @@ import pytest
 
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
+from rhyme_openrlhf.engine_losses import EngineLosses
 from rhyme_openrlhf.moves.keeper import KeptSample, KnownEngine
 from rhyme_openrlhf.moves.tp_switcher import TurnHolds
 from tests import virtual_time
@@ -34,7 +35,8 @@ class Port:
 
 def holds(ports: list[Port], versions: dict[int, int]) -> tuple[TurnHolds, list[str]]:
     said: list[str] = []
-    keeper: Any = NS(engines={number: KnownEngine(port) for number, port in enumerate(ports)})  # type: ignore[arg-type]
+    losses = EngineLosses()
+    keeper: Any = NS(engines={n: KnownEngine(n, port, losses) for n, port in enumerate(ports)})  # type: ignore[arg-type]
     statuses = {number: NS(weight_version=version) for number, version in versions.items()}
     return TurnHolds(keeper, NS(statuses=statuses, tell=said.append)), said  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ import ray
 
 from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.engine.messages import TurnReport
-from rhyme_openrlhf.engine_errors import LostEngine
+from rhyme_openrlhf.engine_losses import EngineLosses, LostEngine
 from rhyme_openrlhf.pipeline import controller as pipeline
 from rhyme_openrlhf.pipeline import engines as pipeline_engines
 from rhyme_openrlhf.pipeline.controller import Pipeline
@@ -48,6 +48,20 @@ class Gone(LostEngine):
         vars(self).update(vars(an_engine(None)))
 
 
+class Losses(EngineLosses):
+    """Finds the engines lost that are `dead`; those that only fail have something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead: set[int] = set()
+
+    def look(self, engines: list[Any], wait_s: float = 0.0) -> list[LostEngine]:
+        for number in self.dead:
+            engines[number] = Gone(number, "it was killed")
+            self.publish(number, "it was killed")
+        return []
+
+
 class Watch:
     """A watch of no engines."""
 
@@ -75,36 +89,44 @@ class Generator:
         # Steps whose lengths were recorded, and of how many samples.
         self.lengths: list[tuple[int, int]] = []
         self.again: list[tuple[int, int, int]] = []
+        self.placed: set[int] = set()
         # The scores of prompts' samples, where they have one.
         self.scores: dict[str, float] = {}
         # What prompts fail with, one after the other; an engine that is gone fails what it has.
         self.failing: dict[str, list[Exception]] = {}
         self.gone: set[int] = set()
+        self.losses = Losses()
         self.unreached: set[int] = set()
 
-    def hand(self, step: Step, turn: Turn, engine_of: Any, lengths: Any) -> None:
+    def begin(self, step: Step, turn: Turn, lengths: Any) -> None:
         self.handed.append(step.number)
         step.turn = turn
-        for place, engine in enumerate(engine_of):
-            if engine in self.unreached:
-                step.engine_of[place] = engine
-                step.unreached[engine] = ray.exceptions.RayActorError()
-            else:
-                self.send(step, place, engine)
-        report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
-        step.reports.update({self.ref(report, engine): engine for engine in set(engine_of)})
 
-    def hand_again(self, step: Step, places: Any, engine: int) -> None:
+    def place(self, step: Step, places: Any) -> dict[int, Exception]:
+        failures: dict[int, Exception] = {}
         for place in places:
-            self.again.append((step.number, place, engine))
-            self.send(step, place, engine)
+            if step.engine_of[place] in self.unreached:
+                failures[step.engine_of[place]] = ray.exceptions.RayActorError()
+                continue
+            if step.attempts[place] or step.number in self.placed:
+                self.again.append((step.number, place, step.engine_of[place]))
+            step.attempts[place] += 1
+            self.send(step, place, step.engine_of[place])
+        for engine in {step.engine_of[place] for place in places} - step.taking_part - self.unreached:
+            step.taking_part.add(engine)
+            self.ask_report(step, engine)
+        self.placed.add(step.number)
+        return failures
+
+    def ask_report(self, step: Step, engine: int) -> None:
+        report = TurnReport(step.turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
+        step.reports[self.ref(report, engine)] = engine
 
     def send(self, step: Step, place: int, engine: int) -> None:
         prompt = step.prompts[place]
         errors = self.failing.get(prompt)
         value = errors.pop(0) if errors else [(prompt, step.turn.oldest)] * SAMPLES
         step.calls[self.ref(value, engine)] = place
-        step.engine_of[place] = engine
 
     def ref(self, value: Any, engine: int) -> Ref:
         return Ref(ray.exceptions.RayActorError() if engine in self.gone else value)
@@ -140,8 +162,9 @@ def a_pipeline(
         record=lambda event, source: recorded.append(event),
         record_all=lambda events, source: recorded.extend(events),
         record_lengths=lambda step, samples: generator.lengths.append((step, len(samples))),
-        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=False),
+        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=True),
         layouts=layouts,
+        losses=generator.losses,
     )
     planner = NS(
         place=lambda step, engines: by_load([None] * len(step.prompts), engines),

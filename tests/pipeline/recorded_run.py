@@ -18,6 +18,7 @@ import ray
 
 from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.engine.messages import TurnReport
+from rhyme_openrlhf.engine_losses import EngineLosses
 from rhyme_openrlhf.pipeline import controller as controllers
 from rhyme_openrlhf.pipeline.batch import PromptGroup, StepEnd
 from rhyme_openrlhf.pipeline.controller import Pipeline
@@ -86,6 +87,10 @@ class Course:
     def before(self) -> None:
         """Called whenever something is awaited: what else may happen now."""
 
+    def may_wait(self) -> bool:
+        """Return whether it is right that nothing can end now."""
+        return False
+
     def choose(self, ready: list[Ref]) -> list[Ref]:
         """Return some of what may end now, in the order in which it does."""
         return ready[:1]
@@ -131,6 +136,7 @@ class RecordedRun:
         self.events: list[Any] = []
         self.dead: set[int] = set()
         self.turns = [EngineTurns() for _ in range(engines)]
+        self.extended: list[dict[tuple[int, ...], int]] = [{} for _ in range(engines)]
         self.pending: list[Ref] = []
         self.given: Counter[str] = Counter()
         self.weights = self.first = 0
@@ -143,6 +149,7 @@ class RecordedRun:
             record=lambda event, source: self.events.append(event),
             record_all=lambda events, source: self.events.extend(events),
             record_lengths=lambda step, samples: None,
+            losses=EngineLosses(),
         )
         handles = [self._engine(number) for number in range(engines)]
         self.generator = PipelineSamplesGenerator(NS(args=args), loader, None, None, handles, services=self.services)
@@ -189,8 +196,18 @@ class RecordedRun:
     def _hand_turn(self, engine: int, turn: Turn, samples: int | None, traced: list[str]) -> None:
         self.turns[engine].hand(turn, samples)
 
-    def _extend_turn(self, engine: int, turn: Turn, samples: int, traced: list[str]) -> tuple[int, bool]:
-        return self.turns[engine].extend(turn, samples)
+    def _extend_turn(
+        self, engine: int, turn: Turn, prompts: list[tuple[int, int]], samples: int, traced: list[str]
+    ) -> int:
+        known = self.extended[engine]
+        keys = [(turn.number, *prompt) for prompt in prompts]
+        if new := [key for key in keys if key not in known]:
+            number, _ = self.turns[engine].extend(turn, len(new) * samples)
+            known.update(dict.fromkeys(new, number))
+        return known[keys[-1]]
+
+    def _alive(self, engine: int) -> Ref:
+        return Ref(engine, lambda: None)
 
     def _generate_in_turn(self, engine: int, number: int, place: int, **sent: Any) -> Ref:
         label, visit = sent["label"], self.given[sent["label"]]
@@ -270,6 +287,8 @@ class RecordedRun:
         self.course.before()
         self.advance()
         ready = [ref for ref in calls if self.may_end(ref)]
+        if not ready and self.course.may_wait():
+            return [], list(refs)
         assert ready, f"nothing can end any more: {calls}, {[vars(turns) for turns in self.turns]}"
         chosen = self.course.choose(ready)
         return chosen, [ref for ref in refs if ref not in chosen]

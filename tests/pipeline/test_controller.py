@@ -17,7 +17,6 @@ import ray
 
 from rhyme_openrlhf.engine.checked_reward import RewardLateError
 from rhyme_openrlhf.pipeline import controller as pipeline
-from rhyme_openrlhf.pipeline import engines as pipeline_engines
 from rhyme_openrlhf.pipeline.batch import EXCHANGED, Batches, PromptGroup, StepEnd
 from rhyme_openrlhf.pipeline.controller import NoRewardError, PipelineWaitError
 from rhyme_openrlhf.pipeline.outlier_watch import Outlier
@@ -25,7 +24,7 @@ from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, R
 from rhyme_openrlhf.training.samples_generator import GeneratorState
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 from tests.examples import examples
-from tests.pipeline.made_up import SAMPLES, Gone, a_pipeline, by_chance, drawn_steps
+from tests.pipeline.made_up import SAMPLES, a_pipeline, by_chance, drawn_steps
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -158,13 +157,14 @@ def test_what_a_lost_engine_owed_is_generated_by_the_others(
     sent: list[Any] = []
     controller, generator, _ = a_pipeline(sent.append)
     getattr(generator, when).add(1)
+    begin = generator.begin
 
-    def leave_out(engines: list[Any], services: Any) -> None:
+    def dies(step: Any, *others: Any) -> None:
         # It is found to be gone when something fails, not before.
-        if generator.handed:
-            engines[1] = Gone(1, "it was killed")
+        begin(step, *others)
+        generator.losses.dead.add(1)
 
-    monkeypatch.setattr(pipeline_engines, "leave_out", leave_out)
+    monkeypatch.setattr(generator, "begin", dies)
     steps = drawn_steps([3, 3, 2], first=0)
     controller.run(iter(steps))
     assert sorted(trained(sent)) == sorted(prompt for step in steps for prompt in step.prompts)
@@ -174,20 +174,14 @@ def test_what_a_lost_engine_owed_is_generated_by_the_others(
 def test_an_evaluation_is_left_out_if_its_engine_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     by_chance(monkeypatch, 1)
     sent: list[Any] = []
-    lost: list[int] = []
 
     def evaluate(version: int) -> None:
         if version == 2:
             generator.gone.add(1)
-            lost.append(1)
+            generator.losses.dead.add(1)
             raise ray.exceptions.RayActorError()
         sent.append(("eval", version, {}))
 
-    def leave_out(engines: list[Any], services: Any) -> None:
-        for number in lost:
-            engines[number] = Gone(number, "it was killed")
-
-    monkeypatch.setattr(pipeline_engines, "leave_out", leave_out)
     controller, generator, recorded = a_pipeline(sent.append, evaluate)
     steps = drawn_steps([2] * 5, first=0)
     controller.run(iter(steps))

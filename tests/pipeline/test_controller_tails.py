@@ -13,7 +13,6 @@ from rhyme_openrlhf.engine.messages import TurnReport
 from rhyme_openrlhf.pipeline.batch import StepEnd
 from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
-from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from tests.pipeline.made_up import Gone, Ref, a_pipeline, by_chance, drawn_steps
@@ -26,13 +25,13 @@ def test_engines_of_a_tail_layout_get_no_prompts_and_tell_what_they_did(monkeypa
     reports = iter([TurnReport(0, EngineCounters(response_tokens=7)), *[TurnReport(0, EngineCounters())] * 9])
     generator.vllm_engines[1].__dict__["report_since"] = NS(remote=lambda: Ref(next(reports)))
     placed = set()
-    hand = generator.hand
+    place = generator.place
 
-    def noting(step: Step, turn: Turn, engine_of: Any, lengths: Any) -> None:
-        placed.update(engine_of)
-        hand(step, turn, engine_of, lengths)
+    def noting(step: Step, places: Any) -> dict[int, Exception]:
+        placed.update(step.engine_of.values())
+        return place(step, places)
 
-    monkeypatch.setattr(generator, "hand", noting)
+    monkeypatch.setattr(generator, "place", noting)
     controller.run(iter(drawn_steps([2, 3], 0)))
     assert placed == {0} and sum(isinstance(item, StepEnd) for item in sent) == 2
     # Nothing is recorded of the step in which it did nothing.

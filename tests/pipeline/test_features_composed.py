@@ -26,6 +26,7 @@ from rhyme_openrlhf.engine.checked_reward import RewardLateError
 from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.pipeline.batch import EXCHANGED, TAKEN_AHEAD, Batches
 from rhyme_openrlhf.pipeline.controller import NoRewardError
+from rhyme_openrlhf.pipeline.engines import MOST_ATTEMPTS, PlacingError
 from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import Note, RolloutFinished
@@ -77,6 +78,7 @@ class Composed(RandomOrder):
         self.likely = likely
         self.late: list[str] = []
         self.useless: set[str] = set()
+        self.lost: Counter[str] = Counter()
 
     def before(self) -> None:
         alive = set(range(ENGINES)) - self.run.dead
@@ -85,6 +87,7 @@ class Composed(RandomOrder):
 
     def fate(self, ref: Ref) -> Exception | None:
         if self.chance.random() < self.likely.moved:
+            self.lost[ref.label] += 1
             return EngineLost("engine 1 is gone: it was killed")
         if self.chance.random() < self.likely.late:
             self.late.append(ref.label)
@@ -140,7 +143,7 @@ def trained(sizes: Sizes, course: Composed, after: Trained | None = None) -> tup
     error = ""
     try:
         run.go(episode, 0, after.state if after else None)
-    except NoRewardError as raised:
+    except (NoRewardError, PlacingError) as raised:
         error = str(raised)
     else:
         check_nothing_is_stranded(run)
@@ -206,7 +209,8 @@ def test_each_prompt_trains_once_or_is_told_as_left_out(sizes: Sizes, likely: Li
     everything = Counter(row for step in found for row in step.rows)
     assert set(everything.values()) <= {1} and not set(course.late) & everything.keys()
     if error:
-        assert course.late and ("does not divide" in error or "has got its rewards" in error)
+        given_up = f"was given to engines {MOST_ATTEMPTS} times" in error and max(course.lost.values()) == MOST_ATTEMPTS
+        assert given_up or (course.late and ("does not divide" in error or "has got its rewards" in error))
     else:
         assert rows - everything.keys() <= {*course.late, *course.useless}
     if not found:

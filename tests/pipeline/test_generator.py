@@ -20,6 +20,7 @@ if not gpu_present():
 
 
 from rhyme_openrlhf.engine.calls import EngineHandle
+from rhyme_openrlhf.engine_losses import EngineLosses
 from rhyme_openrlhf.pipeline import generator as pipeline_generator
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator, last_lengths
 from rhyme_openrlhf.pipeline.step import Step
@@ -42,6 +43,7 @@ def a_generator(prompts: int, batch: int, seed: int) -> PipelineSamplesGenerator
     )
     steps = -(-prompts // batch)
     services = NS(
+        losses=EngineLosses(),
         settings=NS(run=NS(reproducible=False), telemetry=NS(sample_groups=1), histospec=NS(enable=False)),
         epoch_of=lambda step: (step - 1) // steps + 1,
     )
@@ -124,6 +126,8 @@ def an_engine(sent: list[str]) -> Any:
 
     def answer(name: str, *given: Any, **arguments: Any) -> Any:
         sent.append(name)
+        if name == "extend_turn":
+            return given[0].number
         return (name, arguments.get("prompt", given[0] if given else ""))
 
     return handle_of(EngineHandle, answer)
@@ -138,8 +142,10 @@ def test_each_engine_gets_its_part_as_one_turn(monkeypatch: pytest.MonkeyPatch) 
     generator.vllm_engines = list(engines)
     drawn = Step(5, 2, ["a", "b", "c"], ["A", "B", "C"], [None] * 3, {}, GeneratorState(5))
     turn = training_turn(5, 0)
-    generator.hand(drawn, turn, (2, 0, 2))
-    part = ["hand_turn", "get_num_unfinished_requests", "generate_in_turn"]
+    generator.begin(drawn, turn)
+    drawn.engine_of.update({0: 2, 1: 0, 2: 2})
+    assert generator.place(drawn, drawn.unplaced()) == {} and drawn.unplaced() == []
+    part = ["extend_turn", "get_num_unfinished_requests", "generate_in_turn"]
     assert names == [[*part, "turn_report"], [], [*part, "generate_in_turn", "turn_report"]]
     assert drawn.calls == {
         ("generate_in_turn", "b"): 1,

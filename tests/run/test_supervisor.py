@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import ray
 
-from rhyme_openrlhf.engine_errors import leave_out_lost
+from rhyme_openrlhf.engine_losses import EngineLosses
 from rhyme_openrlhf.run import supervisor
 from rhyme_openrlhf.run.supervisor import GRACE_SECONDS, NAMES, POLL_SECONDS, ActorRow, Supervisor, read_actors
 from rhyme_openrlhf.run.termination import Termination
@@ -257,18 +257,19 @@ def test_a_run_whose_samples_are_elsewhere_outlives_an_engine(session: Path, tmp
     for number, engine in enumerate(engines):
         watched.supervisor.name(engine, f"engine {number + 50}", engine=True)
     ray.get([engine.pid.remote() for engine in engines])
-    assert leave_out_lost(engines) == []
+    losses = EngineLosses()
+    assert losses.look(engines) == []
     watched.supervisor.start()
     engines[0].die.remote()
     wait_until(lambda: bool(watched.deaths("engine 50")))
     # Those that died in earlier tests are in Ray's table too.
     assert not [death for death in watched.supervisor._deaths if "engine 5" in death.sentence]
     assert any("engine 50" in death.sentence for death in watched.supervisor._outlived)
-    (lost,) = leave_out_lost(engines)
+    (lost,) = losses.look(engines)
     assert engines[0] is lost and lost.number == 0 and ray.get(lost.rollout_report.remote(1, 2)) is None
     ray.get(engines[1].fall_ill.remote())
     with pytest.raises(RuntimeError, match=r"all 2 engines are gone: .*; .*the vLLM engine core of engine 0 died"):
-        leave_out_lost(engines)
+        losses.look(engines)
     wait_until(lambda: bool(watched.deaths("engine 51")))
     assert len([death for death in watched.supervisor._deaths if death.sentence.startswith("engine 51 ")]) == 1
     watched.supervisor.stop()

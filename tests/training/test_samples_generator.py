@@ -25,6 +25,7 @@ if not gpu_present():
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.engine.requests import VisitedPrompt
+from rhyme_openrlhf.engine_losses import EngineLosses
 from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key
 from rhyme_openrlhf.training import samples_generator
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, routed
@@ -60,7 +61,7 @@ def a_generator(prompts: int, batch: int, ahead: int, seed: int, texts: int | No
         vllm=NS(enable_sleep=False),
         algo=NS(dynamic_filtering_enable=False),
     )
-    services = NS(settings=NS(run=NS(reproducible=True), outlives_engines=False))
+    services = NS(settings=NS(run=NS(reproducible=True), outlives_engines=False), losses=EngineLosses())
     return MadeUp(NS(args=args), a_loader(prompts, seed, texts), None, None, [], services=services)
 
 

@@ -23,7 +23,7 @@ import ray
 from ray.cluster_utils import Cluster  # isort: skip
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # isort: skip
 
-from rhyme_openrlhf.engine_errors import LostEngine
+from rhyme_openrlhf.engine_losses import EngineLosses, LostEngine
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
 from rhyme_openrlhf.settings.weights import WeightSettings
@@ -157,6 +157,7 @@ def syncing(policy: list[Any], engines: list[Any], moves: bool = False) -> tuple
     services: Any = SimpleNamespace(
         settings=RhymeSettings(weights=WeightSettings(timeout_s=LIMIT_SECONDS), move=MoveSettings(enable=moves)),
         record=lambda event, source: recorded.append(event),
+        losses=EngineLosses(),
     )
     return WeightSync(SimpleNamespace(_actor_handlers=policy), engines, services), recorded
 

@@ -100,8 +100,7 @@ class Moves(Part):
         self.finished: dict[str, Any] = {}
         self.expected: dict[str, str] = {}
         self._news = asyncio.Event()
-        # The weight version of the last news, and whether samples could start.
-        self._told: tuple[int, bool] | None = None
+        self._told = News({}, {}, -1, True)
         self._dead = False
 
     def arguments(self) -> dict[str, Any]:
@@ -243,7 +242,7 @@ class Moves(Part):
         loads = [] if self._stays is None else self._stays.goes(place)
         del self.here[place]
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, EngineDeadError):
+        if isinstance(error, EngineDeadError | EngineCoreError):
             # Its keeper learns that from `collect`, for all samples at once.
             self._dead = True
         elif error is not None:
@@ -289,19 +288,21 @@ class Moves(Part):
         finally:
             self.engine.ended(place)
 
-    async def collect(self, wait_s: float) -> News:
-        """Return news of samples since the last call; wait up to `wait_s` seconds for one to finish, or new weights.
+    async def collect(self, wait_s: float, heard: int = 0) -> News:
+        """Return news since that of number `heard`; wait up to `wait_s` seconds for a sample to finish, or new weights.
 
-        Each update is delivered exactly once, because there is one keeper. Raises EngineCoreError when vLLM's process
-        is gone.
+        There is one keeper. What it has not heard, because a connection broke, it is told again. Raises EngineCoreError
+        when vLLM's process is gone.
         """
         self._news.clear()
-        if not self.finished and not self._dead and self._told == self._weights():
+        if not self.finished and not self._dead and self._told.number != heard + 1 and self._knows_weights():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), wait_s)
         await self.engine.alive()
         if self._dead:
             raise EngineCoreError(self.engine.core_died)
+        if self._told.number == heard + 1:
+            return self._told
         finished, self.finished = self.finished, {}
         grown = {}
         for place, here in self.here.items():
@@ -310,11 +311,11 @@ class Moves(Part):
                 tokens, log_probs = generated(state, here.told)
                 grown[place] = Grown(here.told, tokens, log_probs)
                 here.told += len(tokens)
-        self._told = self._weights()
-        return News(finished, grown, *self._told)
+        self._told = News(finished, grown, self.engine.weight_version, self.engine.is_open, heard + 1)
+        return self._told
 
-    def _weights(self) -> tuple[int, bool]:
-        return self.engine.weight_version, self.engine.is_open
+    def _knows_weights(self) -> bool:
+        return (self._told.weight_version, self._told.open) == (self.engine.weight_version, self.engine.is_open)
 
     async def discard_sample(self, place: str) -> None:
         """End a sample here, if it is here, and report nothing more about it."""

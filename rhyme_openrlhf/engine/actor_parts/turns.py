@@ -20,9 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
 from rhyme_openrlhf.engine.actor_parts.timeline import ELSEWHERE, CausedTimeline
@@ -30,12 +34,14 @@ from rhyme_openrlhf.engine.calls import SchedulerMeter, SchedulerMoves
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateError
 from rhyme_openrlhf.engine.messages import Loaded, RunningSamples, TurnReport
 from rhyme_openrlhf.engine.requests import current_sample
-from rhyme_openrlhf.engine_errors import WeightLoadError
+from rhyme_openrlhf.engine_errors import EngineCoreError, WeightLoadError
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import Round
 from rhyme_openrlhf.weights.buckets import Segment
 
+# For how many numbers of turns an engine's answers can be asked for once more.
+KEPT_TURNS = 8
 # A step's turn, and the place of a prompt in that step.
 Group = tuple[int, int]
 
@@ -44,13 +50,14 @@ Group = tuple[int, int]
 class TurnCall:
     """The call of prompt `place` of a step: samples of turn `number` that still need the engine; `idle` once none does.
 
-    `deferred`: the turn does not wait for it.
+    `deferred`: the turn does not wait for it. `given_up`: no more of its samples come.
     """
 
     number: int
     place: int
     left: int
     deferred: bool = False
+    given_up: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -69,6 +76,8 @@ class Turns(Part):
         self._scored: dict[int, list[int]] = {}
         self._begun: dict[int, asyncio.Future[None]] = {}
         self._reports: dict[int, asyncio.Future[TurnReport]] = {}
+        # Of each prompt that was added to a step's turn, by that turn, place and attempt: the turn that it got into.
+        self._extended: dict[tuple[int, int, int], int] = {}
         self._to_trace: dict[int, frozenset[str]] = {}
         self._before_turn = EngineCounters()
         self._reported_turn = True
@@ -94,10 +103,7 @@ class Turns(Part):
     # --- what the controller tells
 
     async def hand_turn(self, turn: Turn, samples: int | None, traced: list[str]) -> None:
-        """Append a turn of `samples` samples (None: until `close_turn`); their calls are sent when this has returned.
-
-        The drafts of samples of the `traced` prompts (`prompt_key`) are noted.
-        """
+        """Append a turn of `samples` samples (None: until `close_turn`), as `extend_turn` does with whole prompts."""
         self._turns.hand(turn, samples)
         self._expect(turn, traced)
         self._advance()
@@ -108,17 +114,21 @@ class Turns(Part):
         self._begun[turn.number] = loop.create_future()
         self._reports[turn.number] = loop.create_future()
 
-    async def extend_turn(self, turn: Turn, samples: int, traced: list[str]) -> tuple[int, bool]:
-        """Add samples to a training step that could not be generated elsewhere, or not as they should.
+    async def extend_turn(self, turn: Turn, prompts: Sequence[tuple[int, int]], samples: int, traced: list[str]) -> int:
+        """Add prompts of a training step, `samples` samples each; their calls are sent when this has returned.
 
-        Return the number of the turn for which their calls are to be sent, and whether it is new
-        (`EngineTurns.extend`).
+        Each prompt is given by its place in the step and the number of the attempt to generate it; what is known is not
+        added again. The drafts of samples of the `traced` prompts (`prompt_key`) are noted. Return the number of the
+        turn for which the calls are to be sent (`EngineTurns.extend`).
         """
-        number, new = self._turns.extend(turn, samples)
-        if new:
-            self._expect(turn, traced)
-        self._advance()
-        return number, new
+        keys = [(turn.number, *prompt) for prompt in prompts]
+        if new := [key for key in keys if key not in self._extended]:
+            number, is_new = self._turns.extend(turn, len(new) * samples)
+            self._extended.update(dict.fromkeys(new, number))
+            if is_new:
+                self._expect(turn, traced)
+            self._advance()
+        return self._extended[keys[-1]]
 
     async def close_turn(self, number: int) -> None:
         """Close a turn of open size: all its prompts have been answered."""
@@ -193,10 +203,8 @@ class Turns(Part):
             await asyncio.shield(self._begun[call.number])
 
     async def turn_report(self, number: int) -> TurnReport:
-        """Return what the engine did in a turn; wait until the turn is over."""
-        report = await asyncio.shield(self._reports[number])
-        del self._reports[number]
-        return report
+        """Return what the engine did in a turn; wait until the turn is over. Safe to ask twice."""
+        return await asyncio.shield(self._reports[number])
 
     def stage_intervals(self, start: float, end: float) -> list[Any]:
         """Return the engine's timeline (`TimelineInterval`s) up to `end`, from where the last call stopped."""
@@ -215,6 +223,9 @@ class Turns(Part):
         if score:
             self._scored[version] = score
         self._turns.offer(version)
+        if self._tail:
+            # Nobody moves to weights that are older than the two newest, and a node keeps no more.
+            self._forget_weights(version - 2)
         self._advance()
         return await asyncio.shield(loaded)
 
@@ -230,6 +241,8 @@ class Turns(Part):
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
+        if isinstance(error, EngineDeadError):
+            error = EngineCoreError(self.engine.core_died)
         everybody: list[asyncio.Future[Any]] = [*self._begun.values(), *self._reports.values(), *self._loads.values()]
         for waiting in everybody:
             if not waiting.done():
@@ -243,7 +256,7 @@ class Turns(Part):
                 return
             match self._turns.next():
                 case Load(version):
-                    await self._load(version)
+                    await self._load(version, partial(self._is_next, Load(version)))
                 case Begin(turn):
                     self._begin(turn)
                 case AwaitWeights():
@@ -253,6 +266,9 @@ class Turns(Part):
                     if self._turns.over and self._last_turn:
                         self.engine.timeline.because("tail", time.time())
                     return
+
+    def _is_next(self, load: Load) -> bool:
+        return self._turns.next() == load
 
     def _begin(self, turn: Turn) -> None:
         self._turns.begun(turn)
@@ -269,6 +285,9 @@ class Turns(Part):
         report = await self.report_since()
         del self._begun[turn.number]
         self._reports[turn.number].set_result(report)
+        oldest = turn.number - KEPT_TURNS
+        self._reports = {number: one for number, one in self._reports.items() if number > oldest}
+        self._extended = {key: number for key, number in self._extended.items() if number > oldest}
 
     async def report_since(self) -> TurnReport:
         """Return what the engine did since it reported last."""
@@ -277,9 +296,14 @@ class Turns(Part):
         problems = [*self.engine.histories.feed.take_problems(), *sentences]
         return TurnReport(self.engine.weight_version, counters, decisions, gain, problems)
 
-    async def _load(self, version: int) -> None:
-        tokens, replaced = self._scored.pop(version, None), self.engine.weight_version
+    async def _load(self, version: int, is_due: Callable[[], bool]) -> None:
+        tokens, replaced = self._scored.get(version), self.engine.weight_version
         before = await self.engine.score(tokens) if tokens else None
+        # A sample may have come meanwhile; an order to begin it that is under way ends first.
+        async with self.engine.orders.all():
+            pass
+        if not is_due():
+            return
         limit = self.engine.rhyme.weights.timeout_s
         try:
             async with asyncio.timeout(limit):
@@ -290,11 +314,18 @@ class Turns(Part):
                 "(--weights.timeout_s)"
             ) from None
         self._turns.loaded(version)
+        self._scored.pop(version, None)
         after = await self.engine.score(tokens) if tokens else None
-        for other in [known for known in self._loads if known <= version]:
-            done = self._loads.pop(other)
-            done.set_result(Loaded(seconds, replaced, before, after) if other == version else None)
-            del self._segments[other]
+        self._loads.pop(version).set_result(Loaded(seconds, replaced, before, after))
+        del self._segments[version]
+        self._forget_weights(version)
+
+    def _forget_weights(self, newest: int) -> None:
+        """Say of offered weights up to this version that they are not loaded."""
+        for version in [known for known in self._loads if known <= newest]:
+            self._loads.pop(version).set_result(None)
+            del self._segments[version]
+            self._scored.pop(version, None)
 
     async def _load_below_deferred(self, version: int) -> float:
         if not self.engine.running:
@@ -347,15 +378,19 @@ class Turns(Part):
 
     async def enter_turn(self, number: int, place: int, samples: int) -> None:
         """Wait until turn `number` has begun, in which `samples` samples of prompt `place` follow."""
-        call = TurnCall(number, place, samples)
-        self._entered[number, place] = call
-        self._calls.add(call)
+        call = self._entered.get((number, place))
+        # Asked again before any sample came, it is the same call.
+        if call is None or call.left != samples or any(call is other for other, _ in self._stays.values()):
+            call = self._entered[number, place] = TurnCall(number, place, samples)
+            self._calls.add(call)
         await self._until_begun(call)
 
     async def leave_turn(self, number: int, place: int, samples: int) -> None:
         """Expect no more `samples` samples of a prompt that entered: they need no engine, or their callers are gone."""
         call = self._entered.get((number, place))
-        if call is not None:
+        # Told twice over a broken connection, it is done once.
+        if call is not None and not call.given_up:
+            call.given_up = True
             self._leave(call, samples)
 
     @property
@@ -406,7 +441,7 @@ class Turns(Part):
         async with self._taking:
             newer = version > self.engine.weight_version
             if self._tail and not self._stays and newer and version in self._segments:
-                await self._load(version)
+                await self._load(version, lambda: not self._stays)
 
     async def hold_turns(self, number: int) -> bool:
         """Begin nothing behind turn `number` until `release_turns`; False if something has, or that turn has not."""

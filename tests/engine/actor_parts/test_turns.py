@@ -74,13 +74,16 @@ def test_a_deferred_sample_goes_on_below_the_next_turn_and_its_weights(
     assert noted.tokens_by_version() == {BEFORE: load[1], BEFORE + 1: LONG - load[1]}
 
     # What comes late of a step that is over goes on in the turn that the engine is in.
-    assert actor.call(engine.extend_turn(FIRST, 1, [])) == (SECOND.number, False)
+    assert actor.call(engine.extend_turn(FIRST, [(3, 1)], 1, [])) == SECOND.number
     (response,) = actor.call(engine.generate_in_turn(SECOND.number, 3, **call(tokenizer, 6)))
     assert response[ROUNDS][0].weight_version == BEFORE + 1
     # And of a step that the engine has no part in, in a turn of its own.
-    assert actor.call(engine.extend_turn(THIRD, 1, [])) == (THIRD.number, True)
+    assert actor.call(engine.extend_turn(THIRD, [(3, 0)], 1, [])) == THIRD.number
+    # Told twice, because a connection broke, it is one sample: else the turn would never end.
+    assert actor.call(engine.extend_turn(THIRD, [(3, 0)], 1, [])) == THIRD.number
     actor.call(engine.generate_in_turn(THIRD.number, 3, **call(tokenizer, 6)))
-    assert actor.call(engine.turn_report(THIRD.number)).weight_version == BEFORE + 1
+    report = actor.call(engine.turn_report(THIRD.number))
+    assert report.weight_version == BEFORE + 1 and actor.call(engine.turn_report(THIRD.number)) == report
 
 
 def test_a_reward_that_hangs_holds_no_turn_up(actor: Actor, tokenizer: Any, tmp_path: Path) -> None:
@@ -99,6 +102,6 @@ def test_a_reward_that_hangs_holds_no_turn_up(actor: Actor, tokenizer: Any, tmp_
     with pytest.raises(RewardLateError, match=r"reward.py did not answer within 0.2 s \(--limits.reward_s\)"):
         late.result(60)
     # Tried again, when the turn is over.
-    number, new = actor.call(engine.extend_turn(FIRST, 1, []))
+    number = actor.call(engine.extend_turn(FIRST, [(0, 1)], 1, []))
     (response,) = actor.call(engine.generate_in_turn(number, 0, **call(tokenizer, 5)))
-    assert not new and response["reward"] == 1.0
+    assert response["reward"] == 1.0
