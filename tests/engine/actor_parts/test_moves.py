@@ -45,17 +45,22 @@ def test_a_keeper_hears_of_new_weights_at_once() -> None:
     async def main() -> None:
         engine: Any = Engine()
         part, now = Moves(engine), asyncio.get_running_loop().time
-        assert (await part.collect(60)).open is False
+        first = await part.collect(60)
+        assert first.open is False
         began = now()
-        waiting = asyncio.create_task(part.collect(60))
+        waiting = asyncio.create_task(part.collect(60, first.number))
         await asyncio.sleep(1)
         engine.loads(1, part)
         news = await waiting
         assert (news.weight_version, news.open) == (1, True) and now() - began == pytest.approx(1, abs=0.1)
         # While the keeper takes in the last news, too.
         engine.loads(2, part)
-        assert (await part.collect(60)).weight_version == 2 and now() - began == pytest.approx(1, abs=0.1)
-        assert (await part.collect(60)).weight_version == 2 and now() - began == pytest.approx(61, abs=0.1)
+        second = await part.collect(60, news.number)
+        assert second.weight_version == 2 and now() - began == pytest.approx(1, abs=0.1)
+        last = await part.collect(60, second.number)
+        assert last.weight_version == 2 and now() - began == pytest.approx(61, abs=0.1)
+        # What was not heard is told again.
+        assert await part.collect(60, second.number) == last and now() - began == pytest.approx(61, abs=0.1)
 
     virtual_time.run(main(), 200)
 

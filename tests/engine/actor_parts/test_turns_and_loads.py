@@ -132,13 +132,15 @@ def test_a_core_that_dies_between_two_turns_is_told_as_a_dead_core() -> None:
 
     async def main() -> None:
         engine = StandIn()
-        engine.failure = EngineDeadError()
         await engine.turns.extend_turn(FIRST, [(0, 0)], 1, [])
+        await asyncio.sleep(0.1)
+        engine.failure = EngineDeadError()
+        engine.turns._turns.ended(FIRST.number)
+        engine.turns._advance()
         with pytest.raises(EngineCoreError, match="its core is dead"):
             await engine.turns.turn_report(FIRST.number)
 
-    engine_of_nothing = main()
-    virtual_time.run(engine_of_nothing, 10)
+    virtual_time.run(main(), 10)
 
 
 def test_a_turn_that_is_entered_twice_over_a_broken_connection_is_entered_once() -> None:
