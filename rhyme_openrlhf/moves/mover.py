@@ -431,7 +431,9 @@ class Mover:
                 age = await self._call(move.destination, SampleCalls.first_token_age, way.room, self._limit_s / 2)
         except (TimeoutError, OrderFailed, EngineLost):
             return None
-        return None if age is None else max(time.monotonic() - age - way.stopped_at, 0.0)
+        seconds = 0.0 if age is None else time.monotonic() - age - way.stopped_at
+        # Not known where the answer to the stop took longer than the stop.
+        return seconds if seconds > 0 else None
 
     async def _clean_up(self, move: Move, way: _Way) -> None:
         orders: dict[Cleanup, tuple[int, RemoteMethod[..., None], Any]] = {

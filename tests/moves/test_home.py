@@ -156,7 +156,8 @@ def test_a_move_is_recorded_with_what_was_expected_of_it(pair: Engines) -> None:
     settings = dataclasses.replace(
         RhymeSettings(),
         move=MoveSettings(news_s=0.02),
-        reallocation=ReallocationSettings(enable=True, threshold=8, status_s=0.05),
+        # Only this test asks for reports.
+        reallocation=ReallocationSettings(enable=True, threshold=8, status_s=60),
     )
     parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1, max_tokens=600)
 
@@ -172,23 +173,27 @@ def test_a_move_is_recorded_with_what_was_expected_of_it(pair: Engines) -> None:
         home = a_home(pair.engines, settings, Long(), events.append)
         await home.open()
         home.begin_step(2)
+        for engine in pair.engines:
+            engine.hold_at(120)
         tasks = [
             asyncio.create_task(home.generate_responses(engine, **prompt(str(number), parameters, 640)))
             for number, engine in ((40, 0), (41, 0), (42, 1))
         ]
-        reports = home.reports
-        assert reports is not None
-        for source, tokens in ((0, 100), (1, 220)):
-            while not (
-                home.running(source).get(0, 0) > tokens
-                and all(n in reports.statuses and reports.statuses[n].decode is not None for n in (0, 1))
-            ):
+        assert home.reports is not None
+        for source, tokens, held in ((0, 100, 240), (1, 220, 480)):
+            # Every sample has made steps since the last report, and waits.
+            while not all(home.running(n) and min(home.running(n).values()) > tokens for n in (0, 1)):
                 await asyncio.sleep(0.005)
+            await home.reports.hear()
+            for engine in pair.engines:
+                engine.hold_at(held)
             assert await home.move(0, 1 - source, "reallocation") == "moved"
         home.close()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        for engine in pair.engines:
+            engine.hold_at(0)
         return events
 
     first, second = asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
