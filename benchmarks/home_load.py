@@ -124,6 +124,9 @@ class StandIn:
         self._here[place] = [time.monotonic(), self._chance.randint(*self._lengths), 0, request]
         return Started()
 
+    def start_samples(self, samples: dict[str, Any]) -> list[Started]:
+        return [self.start_sample(place, *one) for place, one in samples.items()]
+
     def discard_sample(self, place: str) -> None:
         self._here.pop(place, None)
 

@@ -113,7 +113,7 @@ class Session:
         store = KvBufferStore(bench.folder)
         self.mover = Mover(self.keeper, store, self.choose, LIMIT_S, self.moved, ASK_AFTER_SECONDS)
         self.reports = EngineReports(self.keeper, reallocation.status_s, print)
-        self.reallocator = Reallocator(reallocation, self.keeper, self.move, self.reports)
+        self.reallocator = Reallocator(reallocation, self.keeper, self.mover, self.reports)
         self._interval_s = reallocation.status_s
 
     def install(self, profile: Profile) -> None:
@@ -138,10 +138,6 @@ class Session:
         known = record.choice.destination
         if known is not None and record.downtime and record.move.phase is Phase.RUNNING:
             self.reports.costs.learn(record.move.carrier, record.tokens, known, record.downtime)
-
-    async def move(self, sample: int, destination: int, cause: str) -> Any:
-        """Move a sample, like the samples' home."""
-        return await self.mover.move(self.keeper.sample(str(sample)), destination, cause)
 
     async def grown(self, tokens: int, prompt: tuple[int, ...]) -> Any:
         """Return the sample of this prompt, once that many of its response tokens are known."""

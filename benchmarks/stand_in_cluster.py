@@ -140,6 +140,9 @@ class Engine:
     async def _ask(self, key: str) -> None:
         await self._workers[owner(key, len(self._workers))].index.remote(key)
 
+    def start_samples(self, samples: dict[str, Any]) -> list[Any]:
+        return [self.start_sample(place, *one) for place, one in samples.items()]
+
     def discard_sample(self, place: str) -> None:
         self._here.pop(place, None)
 
@@ -149,7 +152,7 @@ class Engine:
     def _made(self, begun: float) -> int:
         return int((time.monotonic() - begun) * self._rate)
 
-    async def collect(self, wait_s: float) -> Any:
+    async def collect(self, wait_s: float, heard: int = 0) -> Any:
         from vllm.outputs import CompletionOutput, RequestOutput
 
         from rhyme_openrlhf.engine.messages import Grown, News

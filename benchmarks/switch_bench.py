@@ -78,7 +78,7 @@ class Stage:
         for layout, profile in enumerate(profiles):
             self.reports.install(profile, layout)
         self.switcher = Switcher(
-            asked, plan, self.keeper, self.reports, self.mover.move_together, self.switches.append, lambda: 1,
+            asked, plan, self.keeper, self.reports, self.mover, self.switches.append, lambda: 1,
             lambda: self.came,
         )  # fmt: skip
         self.switcher.place(nodes or dict.fromkeys(range(len(engines)), "here"))

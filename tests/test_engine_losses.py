@@ -15,10 +15,9 @@ import ray
 
 from rhyme_openrlhf import engine_losses
 from rhyme_openrlhf.engine.calls import EngineCalls, TurnCalls
-from rhyme_openrlhf.engine.port import RayEngine
+from rhyme_openrlhf.engine.port import LivePort, RayEngine
 from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.engine_losses import UNREACHED_SECONDS, EngineLosses, LostEngine
-from rhyme_openrlhf.moves.keeper import KnownEngine
 from tests import virtual_time
 from tests.faults.schedule import core_dead, unreachable
 
@@ -139,8 +138,7 @@ def test_a_call_that_is_never_answered_ends_with_its_engine() -> None:
 
     async def main() -> None:
         losses = EngineLosses()
-        known = KnownEngine(1, Silent(), losses)
-        losses.subscribe(lambda number, reason: known.is_gone())
+        known = LivePort(1, Silent(), losses)
         waiting = [asyncio.create_task(known.call(TurnCalls.enter_turn, 2, 0, 1)) for _ in range(2)]
         await asyncio.sleep(1)
         waiting[0].cancel()

@@ -19,7 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
@@ -311,6 +311,8 @@ class SampleCalls(Protocol):
         computed: int = 0,
         rest: Rest | None = None,
     ) -> Started: ...
+    @_remote
+    def start_samples(self, samples: Mapping[str, tuple[SampleRequest, Progress | None]]) -> list[Started]: ...
     @_remote
     def expect_sample(
         self, place: str, request: SampleRequest, buffer: KvBuffer, first: int, weight_version: int, convoy: str = ""

@@ -4,6 +4,7 @@ Invariants:
 - A call names a method of calls.py.
 - A lost engine or vLLM process is always an EngineLost, in every form in which the loss shows.
 - A call over a broken connection is made again, because the engine may be well; so every call is safe to make twice.
+- A call of a `LivePort` ends as soon as its engine is known to be lost.
 - A measurement gets an EngineCallError for every failure.
 """
 
@@ -14,9 +15,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate
 
-from rhyme_openrlhf.engine.calls import EnginePort, MeasuringCalls, P, R, RemoteMethod
+from rhyme_openrlhf.engine.calls import EnginePort, MeasuringCalls, P, R, RemoteMethod, SampleCalls
+from rhyme_openrlhf.engine.messages import Progress, SampleRequest, Started
 from rhyme_openrlhf.engine_errors import EngineCallError, EngineCoreError, EngineLost, OrderFailed, last_line
-from rhyme_openrlhf.engine_losses import ASK_AGAIN_SECONDS, UNREACHED_SECONDS, engines_left, out_of_reach
+from rhyme_openrlhf.engine_losses import ASK_AGAIN_SECONDS, UNREACHED_SECONDS, EngineLosses, engines_left, out_of_reach
 from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS, PrefillShape, StepShape
 from rhyme_openrlhf.telemetry.services import Layouts
 
@@ -54,23 +56,89 @@ class RayEngine:
             await asyncio.sleep(ASK_AGAIN_SECONDS)
 
 
-async def problem_of(
-    port: EnginePort, number: int, limit_s: float, method: RemoteMethod[P, Any], *args: P.args, **kwargs: P.kwargs
-) -> str:
-    """Have engine `number` do something within a limit in seconds; return "" or why it is not done.
+class LivePort:
+    """Engine `number` behind `port`; its loss is published in `losses`, or heard from there."""
 
-    An engine that is gone has nothing to do.
-    """
-    try:
-        async with asyncio.timeout(limit_s):
-            await port.call(method, *args, **kwargs)
-    except EngineLost:
+    def __init__(self, number: int, port: EnginePort, losses: EngineLosses) -> None:
+        self.number = number
+        self.port = port
+        self._losses = losses
+        self._calls: set[asyncio.Timeout] = set()
+        # By place, the samples that the next call starts; and that call, or the last one.
+        self._coming: dict[str, tuple[SampleRequest, Progress | None]] = {}
+        self._starting: asyncio.Task[dict[str, Started]] | None = None
+        losses.subscribe(self._end_calls)
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it is not lost."""
+        return self.number not in self._losses
+
+    async def call(self, method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return what the method answers. Raises as `EnginePort.call`, and EngineLost as soon as the loss is known.
+
+        vLLM leaves a call unanswered whose engine core dies with it.
+        """
+        if self.alive:
+            try:
+                async with asyncio.timeout(None) as call:
+                    self._calls.add(call)
+                    try:
+                        return await self.port.call(method, *args, **kwargs)
+                    finally:
+                        self._calls.discard(call)
+            except EngineLost as error:
+                self._losses.publish(self.number, str(error))
+            except TimeoutError:
+                # The method's own, or the end of this call.
+                if self.alive:
+                    raise
+        raise EngineLost(self._losses.reason(self.number), self.number)
+
+    def _end_calls(self, number: int, reason: str) -> None:
+        if number == self.number:
+            for call in self._calls:
+                call.reschedule(0.0)
+
+    async def problem(self, limit_s: float, method: RemoteMethod[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
+        """Have the engine do something within a limit in seconds; return "" or why it is not done.
+
+        An engine that is gone has nothing to do.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.call(method, *args, **kwargs)
+        except EngineLost:
+            return ""
+        except TimeoutError:
+            return f"{method.__name__} was not answered by engine {self.number} within {limit_s:g} s"
+        except OrderFailed as error:
+            return str(error)
         return ""
-    except TimeoutError:
-        return f"{method.__name__} was not answered by engine {number} within {limit_s:g} s"
-    except OrderFailed as error:
-        return str(error)
-    return ""
+
+    async def start(self, place: str, request: SampleRequest, progress: Progress | None) -> Started:
+        """Start a sample. Raises as `call`.
+
+        Those that come while a call is under way go together in the next: a prompt group's come at the same moment.
+        """
+        self._coming[place] = request, progress
+        if len(self._coming) == 1:
+            self._starting = asyncio.create_task(self._start(self._starting))
+        assert self._starting is not None
+        return (await asyncio.shield(self._starting))[place]
+
+    async def _start(self, before: asyncio.Task[Any] | None) -> dict[str, Started]:
+        if before is not None:
+            await asyncio.wait([before])
+        together, self._coming = self._coming, {}
+        return dict(zip(together, await self.call(SampleCalls.start_samples, together), strict=True))
+
+    async def discard(self, place: str) -> None:
+        """End a sample here, if it is here. Raises as `call`."""
+        if self._starting is not None:
+            # A start may be on its way, and over a broken connection it is ordered again.
+            await asyncio.wait([self._starting])
+        await self.call(SampleCalls.discard_sample, place)
 
 
 def prompt_engines_left(engines: Sequence[Any], layouts: Layouts | None) -> list[int]:

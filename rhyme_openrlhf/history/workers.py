@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -99,33 +99,30 @@ def checkpoint_file(number: int, workers: int) -> str:
     return f"history-{number}-of-{workers}"
 
 
-def ask_last_lengths(
-    workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str]
-) -> list[tuple[Any, list[int]]]:
-    """Call each prompt's worker for `last_lengths` without waiting; return references with their prompts' places."""
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, key in enumerate(prompt_keys if workers else ()):
-        places[owner(key, len(workers))].append(place)
-    return [
-        (workers[number].last_lengths.remote([prompt_keys[place] for place in share]), share)
-        for number, share in places.items()
-    ]
-
-
 def last_lengths(
-    workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str], timeout_s: float
+    workers: Sequence[ray.actor.ActorHandle],
+    prompt_keys: Sequence[str],
+    timeout_s: float,
+    missed: Callable[[Exception], None] = lambda error: None,
 ) -> list[tuple[int, ...]]:
     """Return each prompt's response lengths in its last rollout (`HistoryShard.last_lengths`), from its worker.
 
     The planner of a rollout calls this before the rollout. If a worker is gone or does not answer in time, its prompts
-    have no history, as if they were never seen.
+    have no history, as if they were never seen, and `missed` gets the error.
     """
     found: list[tuple[int, ...]] = [()] * len(prompt_keys)
-    asked = dict(ask_last_lengths(workers, prompt_keys))
-    for answer in ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)[0] if asked else ():
-        with suppress(ray.exceptions.RayError):
-            for place, lengths in zip(asked[answer], ray.get(answer), strict=True):
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, key in enumerate(prompt_keys if workers else ()):
+        places[owner(key, len(workers))].append(place)
+    asked = {workers[n].last_lengths.remote([prompt_keys[place] for place in of]): of for n, of in places.items()}
+    if asked:
+        ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+    for answer, of in asked.items():
+        try:
+            for place, lengths in zip(of, ray.get(answer, timeout=0), strict=True):
                 found[place] = lengths
+        except ray.exceptions.RayError as error:
+            missed(error)
     return found
 
 

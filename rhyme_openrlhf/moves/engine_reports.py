@@ -124,13 +124,13 @@ class EngineReports:
         try:
             if self.layout(number) not in self._profiled:
                 await self._take_profile(port, self.layout(number))
-            status = await port.call(SampleCalls.status)
-        except (EngineLost, OrderFailed, TimeoutError) as error:
-            # A lost engine is its keeper's matter.
-            if not isinstance(error, EngineLost):
-                self.tell(f"engine {number} does not report for reallocation: {error}")
+            return await port.call(SampleCalls.status)
+        except EngineLost:
+            # Its keeper's matter.
             return None
-        return status
+        except (OrderFailed, TimeoutError) as error:
+            self.tell(f"engine {number} does not report for reallocation: {error}")
+            return None
 
     async def _take_profile(self, port: EnginePort, layout: int) -> None:
         """Take the step times that engines were given before the first rollout, once they are there."""

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from rhyme_openrlhf.engine.calls import DeviceCalls
 from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.mover import Mover, MoveRecord
+from rhyme_openrlhf.moves.mover import Mover
 from rhyme_openrlhf.moves.tp_switcher import TpSwitcher, TurnHolds
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MoveRefused, NotYet
@@ -36,17 +35,17 @@ CAUSE = "reallocation"
 
 
 class Reallocator:
-    """Balances the load of one home. `move(sample, destination, cause)` orders a move."""
+    """Balances the load of one home."""
 
     def __init__(
         self,
         settings: ReallocationSettings,
         keeper: SampleKeeper,
-        move: Callable[[int, int, str], Awaitable[Any]],
+        mover: Mover,
         reports: EngineReports,
     ) -> None:
         self._keeper = keeper
-        self._move = move
+        self._mover = mover
         self._reports = reports
         self.policy = ReallocationPolicy(settings.threshold, settings.cooldown_steps)
         self._moves: set[asyncio.Task[None]] = set()
@@ -82,7 +81,7 @@ class Reallocator:
 
     async def _carry_out(self, sample: int, destination: int) -> None:
         try:
-            await self._move(sample, destination, CAUSE)
+            await self._mover.move(self._keeper.sample(str(sample)), destination, CAUSE)
         except (KeyError, NotYet):
             # It has ended since the report; or an engine has other weights since, and a later look asks again.
             return
@@ -107,7 +106,6 @@ class HomeWatch:
         admitted: Callable[[], bool],
     ) -> None:
         self._keeper = keeper
-        self._mover = mover
         self._record = record
         each, switch = rhyme.reallocation, rhyme.tp_switch
         self._interval_s = min(
@@ -117,14 +115,14 @@ class HomeWatch:
         self.reports = EngineReports(keeper, self._interval_s, self._warn, layouts)
         self._reallocator: Reallocator | None = None
         if rhyme.reallocation.enable:
-            self._reallocator = Reallocator(rhyme.reallocation, keeper, self._move, self.reports)
+            self._reallocator = Reallocator(rhyme.reallocation, keeper, mover, self.reports)
         self.switcher: TpSwitcher | None = None
         """None if layouts are not switched."""
         if plan is not None and rhyme.tp_switch.enable:
             holds = TurnHolds(keeper, self.reports) if rhyme.histopipe.enable else None
             limit_s = rhyme.move.timeout_s
             self.switcher = TpSwitcher(
-                rhyme.tp_switch, plan, keeper, self.reports, mover.move_together, record, step, admitted, limit_s, holds
+                rhyme.tp_switch, plan, keeper, self.reports, mover, record, step, admitted, limit_s, holds
             )
         self._loop: asyncio.Task[None] | None = None
 
@@ -147,12 +145,8 @@ class HomeWatch:
         while True:
             await asyncio.sleep(self._interval_s)
             for look in (self._reallocate, self._switch):
-                looking = asyncio.create_task(look())
-                try:
-                    await asyncio.wait([looking])
-                finally:
-                    looking.cancel()
-                if error := looking.exception():
+                (error,) = await asyncio.gather(look(), return_exceptions=True)
+                if error is not None:
                     self.reports.tell(f"no sample was moved by itself in this look: {type(error).__name__}: {error}")
 
     async def _reallocate(self) -> None:
@@ -165,9 +159,6 @@ class HomeWatch:
         # Without samples too: devices go back to the engines of the next step.
         if self.switcher is not None and not (self._reallocator is not None and self._reallocator.busy):
             self.switcher.look()
-
-    async def _move(self, sample: int, destination: int, cause: str) -> MoveRecord:
-        return await self._mover.move(self._keeper.sample(str(sample)), destination, cause)
 
     def close(self) -> None:
         """Look no more, and move nothing."""

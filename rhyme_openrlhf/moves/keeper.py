@@ -23,10 +23,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rhyme_openrlhf.engine.calls import EnginePort, P, R, RemoteMethod, SampleCalls
+from rhyme_openrlhf.engine.calls import EnginePort, SampleCalls
 from rhyme_openrlhf.engine.messages import Grown, News, Progress, SampleRequest
+from rhyme_openrlhf.engine.port import LivePort
 from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.engine_losses import EngineLosses
+
+# To hear from more engines would take the home most of a processor.
+NEWS_A_SECOND = 256
 
 
 @dataclass(eq=False)
@@ -93,60 +97,20 @@ class KeptSample:
             self.grow(news)
 
 
-@dataclass(eq=False)
-class KnownEngine:
-    """A keeper's knowledge of an engine, from its last news, of number `heard`; and the way to call it (EnginePort)."""
+class KnownEngine(LivePort):
+    """The way to call an engine, with what its keeper knows from its last news, of number `heard`."""
 
-    number: int
-    port: EnginePort
-    losses: EngineLosses
     weight_version: int = 0
     open: bool = True
     heard: int = 0
-    _answers: set[asyncio.Future[Any]] = field(default_factory=set)
-
-    @property
-    def alive(self) -> bool:
-        """Return whether it is not lost."""
-        return self.number not in self.losses
-
-    async def call(self, method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return what the method answers. Raises as `EnginePort.call`, and EngineLost as soon as the loss is known.
-
-        vLLM leaves a call unanswered whose engine core dies with it.
-        """
-        if not self.alive:
-            raise self._lost()
-        answer = asyncio.ensure_future(self.port.call(method, *args, **kwargs))
-        self._answers.add(answer)
-        try:
-            return await answer
-        except EngineLost as error:
-            self.losses.publish(self.number, str(error))
-            raise self._lost() from None
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self.alive or (caller is not None and caller.cancelling()):
-                raise
-            raise self._lost() from None
-        finally:
-            self._answers.discard(answer)
-
-    def _lost(self) -> EngineLost:
-        return EngineLost(self.losses.reason(self.number), self.number)
-
-    def is_gone(self) -> None:
-        """Wait for no answer any more."""
-        for answer in self._answers:
-            answer.cancel()
 
 
 class SampleKeeper:
     """All samples of some engines. Used from one event loop; `start` before the first sample.
 
-    `hear_s`: seconds between two news of an engine in which nothing finished. `on_restart(sample, lost engine, new
-    engine)`: told of each sample that an engine's death has sent elsewhere. `spare`: engines that samples are restarted
-    on only if there are no others.
+    `hear_s`: seconds between two news of an engine in which nothing finished, more with many engines. `spare`: engines
+    that samples are restarted on only if there are no others. `on_restart(sample, lost engine, new engine)`: told of
+    each sample that an engine's death has sent elsewhere.
     """
 
     def __init__(
@@ -158,9 +122,9 @@ class SampleKeeper:
         spare: Collection[int] = (),
     ) -> None:
         self.losses = EngineLosses()
-        self.losses.subscribe(self._lost)
         self.engines = {number: KnownEngine(number, port, self.losses) for number, port in ports.items()}
-        self._hear_s = hear_s
+        self.losses.subscribe(self._lost)
+        self._hear_s = max(hear_s, len(ports) / NEWS_A_SECOND)
         self._on_restart = on_restart
         self._restarting = restarts
         self._spare = frozenset(spare)
@@ -217,8 +181,9 @@ class SampleKeeper:
             del self._samples[sample.name]
             if sample.engine is not None:
                 del self._at[sample.engine][sample.name]
-            if sample.place and not (sample.answer.done() and not sample.answer.cancelled()):
-                await self._abort(sample)
+            if sample.engine is not None and (sample.answer.cancelled() or not sample.answer.done()):
+                with contextlib.suppress(EngineLost):
+                    await self.engines[sample.engine].discard(sample.place)
 
     async def begin(self, sample: KeptSample, engine: int | None) -> None:
         """Begin a sample, or go on with what is known of it, at `engine` or else at the next best that lives."""
@@ -252,7 +217,7 @@ class SampleKeeper:
         try:
             # Nothing to go on from: it may wait there for new weights.
             progress = sample.known if sample.known.tokens else None
-            started = await known.call(SampleCalls.start_sample, sample.place, sample.request, progress)
+            started = await known.start(sample.place, sample.request, progress)
         except EngineLost:
             return False
         if not started.refused:
@@ -268,11 +233,6 @@ class SampleKeeper:
             return Progress()
         # On the weights of the remaining engine.
         return dataclasses.replace(sample.known, weight_version=None)
-
-    async def _abort(self, sample: KeptSample) -> None:
-        if sample.engine is not None:
-            with contextlib.suppress(EngineLost):
-                await self.engines[sample.engine].call(SampleCalls.discard_sample, sample.place)
 
     async def _listen(self, number: int) -> None:
         known = self.engines[number]
@@ -314,7 +274,6 @@ class SampleKeeper:
 
     def _lost(self, number: int, reason: str) -> None:
         """Restart the samples of a lost engine elsewhere, except those on a move, which their moves handle."""
-        self.engines[number].is_gone()
         for sample in self.samples(number):
             if not sample.moving:
                 self.restart(sample)

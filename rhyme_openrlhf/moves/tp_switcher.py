@@ -29,14 +29,14 @@ import contextlib
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from rhyme_openrlhf.engine.calls import DeviceCalls, P, RemoteMethod, TurnCalls
-from rhyme_openrlhf.engine.port import problem_of
 from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
 from rhyme_openrlhf.moves.engine_reports import EngineReports, LayoutReports
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.moves.mover import MoveRecord
+from rhyme_openrlhf.moves.mover import Mover, MoveRecord
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.first_layouts import first_layouts
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
@@ -92,8 +92,8 @@ class AwakeLayouts:
         return problem or await self._order(node, target, DeviceCalls.wake_kv)
 
     async def _order(self, node: str, layout: int, method: RemoteMethod[[], None]) -> str:
-        engines = [number for number in self._nodes[node].get(layout, ()) if self._keeper.engines[number].alive]
-        asked = (problem_of(self._keeper.engines[number], number, self._limit_s, method) for number in engines)
+        engines = [self._keeper.engines[number] for number in self._nodes[node].get(layout, ())]
+        asked = (engine.problem(self._limit_s, method) for engine in engines)
         return next(filter(None, await asyncio.gather(*asked)), "")
 
 
@@ -109,7 +109,7 @@ class TurnHolds:
         self._reports = reports
         self._loading: dict[int, asyncio.Task[None]] = {}
         # Of each node that is held: for which turn, what is set to let it go, and what does.
-        self._held: dict[str, tuple[int, asyncio.Event, asyncio.Task[None]]] = {}
+        self._held: dict[str, tuple[int, asyncio.Future[None], asyncio.Task[None]]] = {}
 
     def stop(self) -> None:
         """Let all engines go, and order nothing more."""
@@ -129,11 +129,8 @@ class TurnHolds:
         for engine in behind:
             if engine not in self._loading:
                 task = self._loading[engine] = asyncio.create_task(self._tell(engine, TurnCalls.take_weights, version))
-                task.add_done_callback(functools.partial(self._told, engine))
+                task.add_done_callback(functools.partial(self._loading.pop, engine))
         return not behind
-
-    def _told(self, engine: int, task: asyncio.Task[None]) -> None:
-        del self._loading[engine]
 
     async def hold(self, node: str, samples: Sequence[KeptSample], engines: Sequence[int]) -> bool:
         """Have none of a node's `engines` go on behind the turn of these samples until they have ended; False: one
@@ -153,37 +150,32 @@ class TurnHolds:
         if not agreed:
             await self._release(ordered)
             return False
-        given_up = asyncio.Event()
+        given_up = asyncio.get_running_loop().create_future()
         # Never cancelled: before its beginning it would let nobody go.
         task = asyncio.create_task(self._until_over(samples, given_up, ordered))
         self._held[node] = turn, given_up, task
-        task.add_done_callback(functools.partial(self._over, node))
+        task.add_done_callback(functools.partial(self._held.pop, node))
         return True
 
     def let_go(self, node: str) -> None:
         """Do not wait for the samples: none of them has moved."""
-        if node in self._held:
-            self._held[node][1].set()
+        if node in self._held and not (given_up := self._held[node][1]).done():
+            given_up.set_result(None)
 
-    async def _until_over(self, samples: Sequence[KeptSample], given_up: asyncio.Event, engines: Sequence[int]) -> None:
-        ended = asyncio.ensure_future(asyncio.wait([sample.answer for sample in samples]))
-        waits = asyncio.ensure_future(given_up.wait())
-        await asyncio.wait({ended, waits}, return_when=asyncio.FIRST_COMPLETED)
+    async def _until_over(
+        self, samples: Sequence[KeptSample], given_up: asyncio.Future[None], engines: Sequence[int]
+    ) -> None:
+        ended: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wait([sample.answer for sample in samples]))
+        await asyncio.wait({ended, given_up}, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
-        waits.cancel()
         await self._release(engines)
 
     async def _release(self, engines: Sequence[int]) -> None:
         for engine in engines:
             await self._tell(engine, TurnCalls.release_turns)
 
-    def _over(self, node: str, task: asyncio.Task[None]) -> None:
-        del self._held[node]
-
     async def _hold(self, engine: int, turn: int) -> bool:
         """Return whether an engine stays in the turn, or has ended it and begins none; true of one that is gone."""
-        if not self._keeper.engines[engine].alive:
-            return True
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return bool(await self._keeper.engines[engine].call(TurnCalls.hold_turns, turn))
@@ -193,8 +185,7 @@ class TurnHolds:
             return False
 
     async def _tell(self, engine: int, method: RemoteMethod[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        port = self._keeper.engines[engine]
-        if problem := await problem_of(port, engine, ANSWER_SECONDS, method, *args, **kwargs):
+        if problem := await self._keeper.engines[engine].problem(ANSWER_SECONDS, method, *args, **kwargs):
             self._reports.tell(f"adaptive tensor parallelism: {problem}")
 
 
@@ -205,18 +196,14 @@ def turn_of(sample: KeptSample) -> int:
 
 
 CAUSE = "tp_switch"
-MoveTogether = Callable[
-    [Sequence[tuple[KeptSample, int]], str, Callable[[], Awaitable[str]] | None],
-    Awaitable[list[MoveRecord | MoveRefused]],
-]
 
 
 class TpSwitcher:
     """The switches of one home.
 
-    `move_together`: as `Mover` has it; `record(event)`; `step()`: the training step; `admitted()`: whether all prompts
-    of it have come. `limit_s`: seconds that an engine may take to give its KV cache's memory up, or to take it.
-    `holds`: of a pipelined run, whose engines have a next turn.
+    `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come. `limit_s`: seconds
+    that an engine may take to give its KV cache's memory up, or to take it. `holds`: of a pipelined run, whose engines
+    have a next turn.
     """
 
     def __init__(
@@ -225,7 +212,7 @@ class TpSwitcher:
         plan: LayoutPlan,
         keeper: SampleKeeper,
         reports: EngineReports,
-        move_together: MoveTogether,
+        mover: Mover,
         record: Callable[[LayoutSwitched], None],
         step: Callable[[], int],
         admitted: Callable[[], bool],
@@ -236,7 +223,7 @@ class TpSwitcher:
         self._plan = plan
         self._keeper = keeper
         self._reports = reports
-        self._move_together = move_together
+        self._mover = mover
         self._record = record
         self._step = step
         self._admitted = admitted
@@ -471,7 +458,7 @@ class TpSwitcher:
         dealt = in_turn([sample.known_tokens for sample in samples], len(engines))
         orders = [(samples[place], engines[engine]) for place, engine in dealt]
         _, ended = await asyncio.gather(
-            self._tell(engines, DeviceCalls.begin_switch), self._move_together(orders, CAUSE, hand)
+            self._tell(engines, DeviceCalls.begin_switch), self._mover.move_together(orders, CAUSE, hand)
         )
         moved = [record for (sample, _), one in zip(orders, ended, strict=True) if (record := self._moved(sample, one))]
         took = time.monotonic() - began

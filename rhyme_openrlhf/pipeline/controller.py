@@ -154,12 +154,10 @@ class Pipeline:
         engines = self._placing.left()
         try:
             self._evaluate(version)
-            return
         except LOST as error:
-            failure = error
-        self._placing.explain(failure, engines)
-        text = f"weight version {version} is not evaluated, because an engine was lost meanwhile"
-        self._services.record(Note("warning", text), SOURCE)
+            self._placing.explain(error, engines)
+            text = f"weight version {version} is not evaluated, because an engine was lost meanwhile"
+            self._services.record(Note("warning", text), SOURCE)
 
     def _with_engines(self) -> tuple[Step, ...]:
         """Return the steps of which engines may owe something."""
@@ -201,22 +199,19 @@ class Pipeline:
         try:
             answer = ray.get(ref)
         except LOST as error:
-            answer = error
-        except RewardLateError as error:
-            self._news_at = time.monotonic()
-            self._leave_out(step, place, error)
-            return
-        if isinstance(answer, Exception):
-            self._placing.explain(answer, [reporting if place < 0 else step.engine_of[place]])
+            self._placing.explain(error, [reporting if place < 0 else step.engine_of[place]])
             if reporting in self._placing.left():
                 self._check_wait()
                 self._generator.ask_report(step, reporting)
             return
-        self._news_at = time.monotonic()
-        if place < 0:
-            self._take_report(step, reporting, answer)
+        except RewardLateError as error:
+            self._leave_out(step, place, error)
         else:
-            self._take_group(step, place, answer)
+            if place < 0:
+                self._take_report(step, reporting, answer)
+            else:
+                self._take_group(step, place, answer)
+        self._news_at = time.monotonic()
 
     # --- what goes wrong
 

@@ -24,9 +24,8 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine_errors import EngineCallError, EngineCoreError, EngineLost
-from rhyme_openrlhf.history.workers import announce, ask_last_lengths
+from rhyme_openrlhf.history.workers import announce
 from rhyme_openrlhf.pipeline.step import PromptStream, Step
-from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
 from rhyme_openrlhf.telemetry.samples import chosen_prompts
 from rhyme_openrlhf.telemetry.services import leave_out
@@ -220,25 +219,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         try:
             return ray.get(calls, timeout=REPORT_TIMEOUT_SECONDS)
         except ray.exceptions.GetTimeoutError:
-            text = (
-                f"waited {REPORT_TIMEOUT_SECONDS:g} s for an engine to take its part of a step, which takes it no time"
-            )
-            raise EngineCallError(text) from None
+            waited = f"waited {REPORT_TIMEOUT_SECONDS:g} s"
+            raise EngineCallError(f"{waited} for an engine to take its part of a step, which takes no time") from None
 
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
         # Only evaluations come this way; a step's prompts go through `place`.
         return SamplesGenerator._dispatch_prompts_to_vllm(self, prompts, labels, **kwargs)
-
-
-def last_lengths(prompts: Sequence[str], workers: Sequence[Any], timeout_s: float) -> list[tuple[int, ...]]:
-    """Return the response lengths of each prompt's last rollout, as the history workers have them; empty: none known.
-
-    Raises Ray's errors for a worker that is gone or does not answer in time.
-    """
-    found: list[tuple[int, ...]] = [()] * len(prompts)
-    asked = ask_last_lengths(workers, [prompt_key(prompt) for prompt in prompts])
-    answers = ray.get([answer for answer, _ in asked], timeout=timeout_s)
-    for (_, of), lengths in zip(asked, answers, strict=True):
-        for place, one in zip(of, lengths, strict=True):
-            found[place] = one
-    return found

@@ -1,8 +1,8 @@
 """Asks the policies of `scheduling/` where the prompts of a step go, with what the run knows.
 
 Thin: which lengths are known, what a profile says and how long training took are put into the policies' words; there is
-no decision here. Invariant: a history worker that does not answer, or a run without a profile, costs the plan (a Note
-says so once), never the step.
+no decision here. Invariant: a history worker that does not answer costs its prompts' ranks, and a run without a profile
+the plan (a Note says so once), never the step.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
-
+from rhyme_openrlhf.history.workers import last_lengths
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.pipeline.generator import last_lengths
 from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.length_prior import LengthPrior
@@ -112,13 +110,13 @@ class StepPlanner:
         return placed(step.number, self._prior.expected(histories, data_sets), engines, groups, self._shares)
 
     def _histories(self, step: Step) -> list[float | None]:
-        prompts = step.prompts
-        timeout = self._services.settings.history.fetch_timeout_s
-        try:
-            lengths = last_lengths(prompts, self._services.history_workers, timeout)
-        except ray.exceptions.RayError as error:
-            self._say_once(f"prompts go to engines by load, because a history worker did not tell lengths: {error}")
-            lengths = [()] * len(prompts)
+        prompts, services = step.prompts, self._services
+        lengths = last_lengths(
+            services.history_workers,
+            [prompt_key(prompt) for prompt in prompts],
+            services.settings.history.fetch_timeout_s,
+            lambda error: self._say_once(f"a history worker did not tell how long its prompts are answered: {error}"),
+        )
         newer: dict[str, tuple[int, ...]] = {
             prompt: tuple(of) for _, lately in sorted(self._ended.items()) for prompt, of in lately.items()
         }

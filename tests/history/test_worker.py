@@ -108,7 +108,10 @@ def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any], tmp_pat
     owned = {owner(other, 2): other for other in map(prompt_key, "abcdefgh")}
     known = PromptRollout(owned[1], (), (7, 30))
     ray.get(workers[0].record.remote(1, [known]))
-    assert last_lengths([worker, workers[0]], [owned[0], owned[1], owned[1]], timeout_s=20) == [(), (7, 30), (7, 30)]
+    missed: list[Exception] = []
+    asked = [owned[0], owned[1], owned[1]]
+    assert last_lengths([worker, workers[0]], asked, 20, missed.append) == [(), (7, 30), (7, 30)]
+    assert [type(error) for error in missed] == [ray.exceptions.ActorDiedError]
     assert last_lengths([], [key], timeout_s=20) == [()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ class FakeEngine:
     async def call(self, called: Any, *arguments: Any) -> Any:
         method = called.__name__
         fault = self.fault(method)
-        if method == "start_sample" and len(arguments) < 4 and fault != "dies":
-            # From the keeper, which hands what an engine raises to the sample's caller.
+        if method == "start_samples" and fault != "dies":
+            # From the keeper, which hands what an engine raises to the samples' callers.
             fault = ""
         await asyncio.sleep(0)
         if fault == "dies":
@@ -122,6 +123,9 @@ class FakeEngine:
             self.rooms.pop(room, None)
         gone = rest is not None and not Path(rest.buffer.path).exists()
         return Started(not_carried="the buffer is gone" if gone else "", weight_version=self.weights)
+
+    def start_samples(self, samples: Mapping[str, tuple[SampleRequest, Progress | None]]) -> list[Started]:
+        return [self.start_sample(place, *one) for place, one in samples.items()]
 
     def first_token_age(self, place: str, wait_s: float) -> float | None:
         return self.token_age if place in self.here else None

@@ -91,7 +91,7 @@ class Node:
         self.reports = EngineReports(self.keeper, asked.status_s, self.said.append, self.layouts)
         self.came = False
         self.switcher = TpSwitcher(
-            asked, plan, self.keeper, self.reports, self.mover.move_together, self.events.append, lambda: 1,
+            asked, plan, self.keeper, self.reports, self.mover, self.events.append, lambda: 1,
             lambda: self.came, LATE_S,
         )  # fmt: skip
         self.switcher.place(dict.fromkeys(self.layouts, "here"))

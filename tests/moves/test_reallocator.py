@@ -31,14 +31,10 @@ async def generate(
         engines[engine].weights = 1
     moved: list[Any] = []
     mover = Mover(keeper, KvBufferStore(folder), lambda *_: Choice(KV_TRANSFER), 1.0, moved.append)
-
-    async def move(sample: int, destination: int, cause: str) -> None:
-        await mover.move(keeper.sample(str(sample)), destination, cause)
-
     said: list[str] = []
     settings = ReallocationSettings(enable=True, threshold=4, cooldown_steps=1, status_s=0.02)
     reports = EngineReports(keeper, settings.status_s, said.append)
-    reallocator = Reallocator(settings, keeper, move, reports)
+    reallocator = Reallocator(settings, keeper, mover, reports)
 
     async def watch() -> None:
         while True:

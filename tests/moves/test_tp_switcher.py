@@ -56,9 +56,8 @@ async def generate(
     if profiles is not None:
         for layout, seconds in enumerate(profiles):
             reports.install(profile(seconds), layout)
-    together = mover.move_together
     switcher = TpSwitcher(
-        settings, PLAN, keeper, reports, together, events.append, lambda: 7, lambda: came == len(lengths)
+        settings, PLAN, keeper, reports, mover, events.append, lambda: 7, lambda: came == len(lengths)
     )
     switcher.place({0: "here", 1: "here", 2: "here"})
 
@@ -155,8 +154,9 @@ def test_what_a_switch_costs_is_the_time_without_a_token(tmp_path: Path) -> None
             moves = [Move(name, 0, 2, KV_TRANSFER, KV_TRANSFER, phase=Phase.RUNNING, step=None) for name in names]
             return [MoveRecord(one, cause, 1.0, downtimes[int(one.sample)], 100, Choice(KV_TRANSFER)) for one in moves]
 
+        mover: Any = SimpleNamespace(move_together=move)
         switcher = Noting(
-            TpSwitchSettings(enable=True, samples=2), PLAN, keeper, reports, move, print, lambda: 1, lambda: True
+            TpSwitchSettings(enable=True, samples=2), PLAN, keeper, reports, mover, print, lambda: 1, lambda: True
         )
         switcher.place(dict.fromkeys(engines, "here"))
         asked = SampleRequest((1,), SimpleNamespace(max_tokens=9, seed=None))

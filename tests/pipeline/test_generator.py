@@ -21,10 +21,8 @@ if not gpu_present():
 
 from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.engine_losses import EngineLosses
-from rhyme_openrlhf.pipeline import generator as pipeline_generator
-from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator, last_lengths
+from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator
 from rhyme_openrlhf.pipeline.step import Step
-from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState
 from tests.examples import examples
@@ -135,7 +133,7 @@ def an_engine(sent: list[str]) -> Any:
 
 def test_each_engine_gets_its_part_as_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openrlhf.trainer.ppo_utils.samples_generator.ray", NS(get=lambda refs: [0 for _ in refs]))
-    monkeypatch.setattr(pipeline_generator, "ray", NS(get=lambda refs, timeout: refs))
+    monkeypatch.setattr("rhyme_openrlhf.pipeline.generator.ray", NS(get=lambda refs, timeout: refs))
     generator = a_generator(4, 3, seed=1)
     names: list[list[str]] = [[], [], []]
     engines = [an_engine(sent) for sent in names]
@@ -153,20 +151,3 @@ def test_each_engine_gets_its_part_as_one_turn(monkeypatch: pytest.MonkeyPatch) 
         ("generate_in_turn", "c"): 2,
     }
     assert generator.vllm_engines == engines
-
-
-def test_lengths_are_asked_of_the_workers_that_own_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_generator, "ray", NS(get=lambda refs, timeout: refs))
-    prompts = [f"prompt {number}" for number in range(20)]
-    keys = [prompt_key(prompt) for prompt in prompts]
-
-    def worker(number: int) -> NS:
-        def lengths(asked: list[str]) -> list[tuple[int, ...]]:
-            assert all(owner(key, 3) == number for key in asked)
-            return [(keys.index(key), number) for key in asked]
-
-        return NS(last_lengths=NS(remote=lengths))
-
-    found = last_lengths(prompts, [worker(number) for number in range(3)], 1.0)
-    assert found == [(place, owner(key, 3)) for place, key in enumerate(keys)]
-    assert last_lengths(prompts[:2], [], 1.0) == [(), ()]

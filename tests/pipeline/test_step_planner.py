@@ -74,8 +74,9 @@ def test_without_a_profile_all_have_as_many_and_the_run_says_so_once(monkeypatch
 
 
 def test_a_history_worker_that_is_gone_costs_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: Any) -> Any:
-        raise ray.exceptions.RayActorError
+    def gone(_: Any, keys: list[str], __: float, missed: Any) -> Any:
+        missed(ray.exceptions.RayActorError())
+        return [()] * len(keys)
 
     planner, recorded = a_planner(monkeypatch, gone)
     assert planner.place(STEP, 2).engine_of == (0, 1) * 8
@@ -93,7 +94,7 @@ def test_nobody_is_asked_where_there_is_nothing_to_rank(
 def test_lengths_of_what_has_ended_are_known_before_the_history_workers_hear_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    planner, _ = a_planner(monkeypatch, lambda prompts, *_: [()] * len(prompts))
+    planner, _ = a_planner(monkeypatch, lambda _, keys, *__: [()] * len(keys))
     assert planner.place(STEP, 2).rank_groups == ()
     before = dataclasses.replace(STEP, number=1)
     for place in range(15):
@@ -108,7 +109,7 @@ def test_lengths_of_what_has_ended_are_known_before_the_history_workers_hear_of_
 
 
 def test_prompts_never_answered_are_ranked_by_their_data_sets_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner, _ = a_planner(monkeypatch, lambda prompts, *_: [()] * len(prompts), enable=True, defer=True)
+    planner, _ = a_planner(monkeypatch, lambda _, keys, *__: [()] * len(keys), enable=True, defer=True)
     data_sets = ["math", "chat"] * 8
     before = dataclasses.replace(STEP, number=1, data_sets=data_sets)
     now = dataclasses.replace(STEP, prompts=[f"another {n}" for n in range(16)], data_sets=data_sets)

@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -147,6 +148,10 @@ class Moves(Part):
             # Outside of the lock, for which a weight load waits.
             await self._until_open()
         return dataclasses.replace(started, weight_version=self.engine.weight_version)
+
+    async def start_samples(self, samples: Mapping[str, tuple[SampleRequest, Progress | None]]) -> list[Started]:
+        """Begin samples by place, or go on with them without reservations, as `start_sample` does."""
+        return await asyncio.gather(*(self.start_sample(place, *one) for place, one in samples.items()))
 
     async def _until_open(self) -> None:
         """Wait until samples may start. Raises EngineCoreError when vLLM's process is gone, which opens no more."""
