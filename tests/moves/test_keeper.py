@@ -36,8 +36,8 @@ class Way(FakeEngine):
         return await super().call(called, *arguments)
 
 
-def request(number: int) -> SampleRequest:
-    return SampleRequest((number,), SimpleNamespace(max_tokens=5, seed=None))
+def request(number: int, tokens: int = 5) -> SampleRequest:
+    return SampleRequest((number,), SimpleNamespace(max_tokens=tokens, seed=None))
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,8 @@ def test_a_sample_that_is_aborted_while_it_starts_is_not_kept_by_its_engine() ->
         engine = Way(1.0)
         keeper = SampleKeeper({0: engine}, 0.001)
         keeper.start()
-        aborted, other = (asyncio.create_task(keeper.generate(request(number), 0)) for number in (1, 2))
+        aborted = asyncio.create_task(keeper.generate(request(1, 500), 0))
+        other = asyncio.create_task(keeper.generate(request(2), 0))
         await asyncio.sleep(0.5)
         aborted.cancel()
         assert (await other)[0] == expected(request(2))
