@@ -68,24 +68,18 @@ FIRST = ("64", "8")
 EMPTY_SECONDS = 30.0
 
 
-def histories(engine: RunningEngine, prompts: list[list[int]], folder: Path, earlier: float = 0.0) -> None:
-    """Sample the history of every prompt, and install it in every arm's drafter.
-
-    `earlier`: it is that of an earlier run alone, whose policy has this temperature; 0: the run's own.
-    """
+def histories(engine: RunningEngine, prompts: list[list[int]], folder: Path) -> None:
+    """Sample the history of every prompt, and install it in every arm's drafter."""
     from vllm import SamplingParams
 
-    temperature = earlier or 1.0
-    parameters = [
-        SamplingParams(temperature=temperature, max_tokens=MOST_TOKENS) for _ in prompts for _ in range(HISTORY)
-    ]
+    parameters = [SamplingParams(temperature=1.0, max_tokens=MOST_TOKENS) for _ in prompts for _ in range(HISTORY)]
     found = engine.generate([prompt for prompt in prompts for _ in range(HISTORY)], parameters)
     for number, prompt in enumerate(prompts):
         mine = found[number * HISTORY : (number + 1) * HISTORY]
-        rewards = [0.0 if earlier else float(out.finish_reason == "stop") for out in mine]
+        rewards = [float(out.finish_reason == "stop") for out in mine]
         pieces = [Piece(prompt[-16:], list(out.token_ids), reward) for out, reward in zip(mine, rewards, strict=True)]
         path = folder / f"{number}.index"
-        build_index(pieces, len(pieces) if earlier else 0).tofile(path)
+        build_index(pieces).tofile(path)
         if refused := engine.scheduler("install_everywhere", f"p{number}", str(path)):
             raise SystemExit(refused)
 

@@ -38,11 +38,6 @@ def usual_speed(repeats: Repeats) -> float:
     return _speed(repeats, statistics.median)
 
 
-def quickest_speed(repeats: Repeats) -> float:
-    """Return the speed by each part's quickest turn: the best estimate of an undisturbed machine from few repeats."""
-    return _speed(repeats, min)
-
-
 def _speed(repeats: Repeats, of: Callable[[Sequence[float]], float]) -> float:
     tokens = seconds = 0.0
     for turns in zip(*repeats, strict=True):

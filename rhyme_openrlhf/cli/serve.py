@@ -42,7 +42,7 @@ machine (for this machine only) and keeps everything in the data directory."""
 # Live streams are open until their clients go; at the end they are not waited for longer.
 GOODBYE_SECONDS = 5
 # After which a thread that computes a page lets the event loop run. By Python's own 5 ms, every small answer waited for
-# that long for each page under way (benchmarks/health_under_load.py).
+# that long for each page under way (docs/results.md).
 SWITCH_SECONDS = 0.001
 # A demonstration has its own; what is given would not be seen.
 NOT_IN_A_DEMO = ("local", "ray_address", "serve.data_dir", "serve.database", "serve.roots")

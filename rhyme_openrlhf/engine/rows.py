@@ -18,7 +18,7 @@ from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.drafting import V1
 
 # Rows that a sample may have when all run, as far as MOST_ROWS allow. On an H200 samples got 4 to 8 tokens a step where
-# 8 to 128 ran, and with 512 of them 512 rows left no room for drafts (docs/gpu.md, benchmarks/row_limits.py). A
+# 8 to 128 ran, and with 512 of them 512 rows left no room for drafts (docs/gpu.md). A
 # vocabulary of 152,000 tokens takes 0.6 GB for each array of 1,024 rows.
 ROWS_EACH, MOST_ROWS = 8, 2048
 # Rows that are worth their memory with few samples: the largest CUDA graph that vLLM 0.29.0 captures by default.

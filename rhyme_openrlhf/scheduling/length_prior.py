@@ -4,7 +4,7 @@ In the first epoch no prompt has a history, and RhymeRL places all of them by lo
 answered alike. So the streaming pipeline ranks an unseen prompt by its data set's mean length. With deferral, what is
 too long for it comes from the data set's survival curve: the length that one in twenty of its responses exceeds.
 Without deferral nothing is too long, because moving such samples within their step makes runs slower
-(benchmarks/unseen_lengths.py).
+(docs/differences.md).
 
 Invariants:
 - A prompt's own history always goes before its data set's.

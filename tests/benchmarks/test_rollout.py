@@ -1,4 +1,4 @@
-"""Ratios and intervals of the rollout and first-epoch benchmarks, and batches of the training-time benchmark."""
+"""Ratios and intervals of the rollout and first-epoch benchmarks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ pytest.importorskip("openrlhf")
 
 import first_epoch
 import rollout
-import training_time
-from replay import TRACE, read_trace
-from turns import Turn
 
 
 def steps(*seconds: float) -> rollout.Steps:
@@ -48,17 +45,3 @@ def test_only_arms_that_run_are_compared() -> None:
     found = first_epoch.comparisons(["openrlhf", "on"], per_epoch=4)
     assert {(arm, peer) for arm, peer, _, _ in found} == {("on", "openrlhf")}
     assert [steps for _, _, _, steps in found] == [slice(0, 4), slice(4, None), slice(None)]
-
-
-def test_a_recorded_sample_trains_its_response_alone() -> None:
-    record = read_trace(TRACE)[0][0]
-    for piece, experience in zip(record.pieces, training_time.experiences_of(record), strict=True):
-        actions = experience.action_mask[0]
-        assert actions.sum() == experience.response_length[0] == len(piece.tokens)
-        assert actions[-len(piece.tokens) :].all()
-        assert experience.sequences.shape[1] == len(actions) + 1
-
-
-def test_more_seconds_of_ours_are_a_ratio_above_one() -> None:
-    turns = {"openrlhf": [[Turn(10, 1.0)], [Turn(10, 1.0)]], "ours": [[Turn(10, 1.5)], [Turn(10, 1.5)]]}
-    assert training_time.taken(turns)["usual"].value == pytest.approx(1.5)

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from turns import Turn, mean_speed, quickest_speed, ratio, usual_speed
+from turns import Turn, mean_speed, ratio, usual_speed
 
 PARTS = (100, 300)
 
@@ -28,7 +28,6 @@ def test_every_part_counts_by_its_work() -> None:
     repeats = [[Turn(100, 1.0), Turn(300, 1.0)], [Turn(100, 9.0), Turn(300, 1.0)], [Turn(100, 1.0), Turn(300, 1.0)]]
     assert usual_speed(repeats) == pytest.approx(200)
     assert mean_speed(repeats) == pytest.approx(1200 / 14)
-    assert quickest_speed([*repeats, [Turn(100, 1.0), Turn(300, 0.5)]]) == pytest.approx(400 / 1.5)
 
 
 def test_stalls_do_not_hide_which_arm_is_slower() -> None:
