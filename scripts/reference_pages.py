@@ -23,6 +23,7 @@ from rhyme_openrlhf.telemetry import events as events_module
 from rhyme_openrlhf.telemetry import run_directory
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.telemetry.sample_table import COLUMNS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from field_meanings import meaning
@@ -138,15 +139,21 @@ def addresses() -> str:
 
 
 def files() -> str:
-    """Return the page of a run's files, with the table that the run directory's module describes."""
+    """Return the page of a run's files, with its tables: the files, and the columns of the table of samples."""
     listed = re.findall(r"^- (`[^`]+`): (.*(?:\n  .*)*)", run_directory.__doc__ or "", re.MULTILINE)
     rows = [f"| {name} | {' '.join(meaning.split())} |" for name, meaning in listed]
-    before, _, rest = (DOCS / "run-files.md").read_text().partition(BEGIN)
-    table = "\n".join(["| file | content |", "|---|---|", *rows, ""])
-    return f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}"
+    page = _with_table((DOCS / "run-files.md").read_text(), "files", ["| file | content |", "|---|---|", *rows])
+    columns = [f"| `{name}` | {kind} | {words} |" for name, (kind, words) in COLUMNS.items()]
+    kinds = [one.replace("list<element: ", "list<").replace("list<item: ", "list<") for one in columns]
+    return _with_table(page, "columns", ["| column | type | meaning |", "|---|---|---|", *kinds])
 
 
-BEGIN, END = "<!-- files: begin -->\n", "<!-- files: end -->"
+def _with_table(page: str, name: str, lines: list[str]) -> str:
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+    before, _, rest = page.partition(begin)
+    return "\n".join([f"{before}{begin}{lines[0]}", *lines[1:], f"{end}{rest.partition(end)[2]}"])
+
+
 PAGES: dict[str, Callable[[], str]] = {"events.md": events, "http-addresses.md": addresses, "run-files.md": files}
 
 

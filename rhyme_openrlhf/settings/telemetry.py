@@ -17,14 +17,15 @@ class TelemetrySettings(Settings):
 
     sample_groups: int = option(
         2,
-        "Prompts of a training step whose responses the run directory keeps. What was drafted of them is kept, too; "
-        "which ones changes with every step. 0: none.",
+        "Prompts of a training step whose responses the run directory keeps, token by token; other prompts in each "
+        "step. Reward, advantage, length and age are kept of all samples. 0: nothing is kept.",
         low=0,
         high=64,
     )
     samples_mb: int = option(
         64,
-        "Most MB of kept responses in the run directory; of more, those of the oldest steps are deleted.",
+        "Most MB of kept responses and tables of samples in the run directory; of more, those of the oldest steps are "
+        "deleted.",
         low=1,
         expert=True,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -21,6 +22,7 @@ from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.run_directory import LENGTHS_FILE, STOP_REQUEST
+from rhyme_openrlhf.telemetry.sample_table import encoded_table
 from rhyme_openrlhf.telemetry.samples import SampleFiles
 
 SOURCE = "recorder"
@@ -62,6 +64,13 @@ class PlainRecorder:
             self._samples.write(step, lines)
         except OSError as error:
             self._not_kept("responses", step, error)
+
+    def write_sample_table(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Keep the table of a training step's samples (telemetry/sample_table.py). A disk that refuses it loses it."""
+        try:
+            self._samples.write_table(step, encoded_table(rows))
+        except OSError as error:
+            self._not_kept("the table of samples", step, error)
 
     def write_lengths(self, step: int, lines: bytes) -> None:
         """Append a step's response lengths (telemetry/samples.py). A disk that refuses them loses them."""

@@ -4,7 +4,8 @@
 - `events.jsonl`: every event of the run (telemetry/events.py)
 - `summary.json`: the figures of the final table, written at the end
 - `lengths.jsonl`: the length of every response (telemetry/samples.py)
-- `samples/`: responses of a few prompts of each step (telemetry/samples.py)
+- `samples/`: responses of a few prompts of each step (telemetry/samples.py), and a table of all its samples
+  (telemetry/sample_table.py)
 - `logs/`: output of the run's processes
 - `history/`: journals and spilled draft indexes of the history workers, and the archive of responses for later runs
   (history/archive.py), on the nodes where they run

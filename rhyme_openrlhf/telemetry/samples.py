@@ -22,8 +22,8 @@ speculation);
 
 Invariants: a record's text is that of the whole response decoded at once, also where one character's bytes come from
 two pieces. What does not fit into the bytes allowed is left out whole. A file of records appears whole or not at all.
-Together the files hold at most the given MB; those of the oldest steps go first. A step that is done again (after a
-resume into the same directory) replaces its file.
+With the tables of samples (sample_table.py) they hold at most the given MB; those of the oldest steps go first. A step
+that is done again (after a resume into the same directory) replaces its files.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import hashlib
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,8 @@ MOST_CHARACTERS = 200_000
 # What a tokenizer puts where bytes are no whole character (yet).
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 MEGABYTE = 1024 * 1024
-_NAME = re.compile(r"step-(\d{6,9})\.jsonl")
+_NAME = re.compile(r"step-(\d{6,9})(\.jsonl|\.parquet)")
+RECORDS, TABLE = ".jsonl", ".parquet"
 
 
 @dataclass
@@ -219,40 +221,48 @@ def length_records(step: int, epoch: int, samples: Iterable[tuple[str, list[Roun
     return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in groups.values())
 
 
-def file_name(step: int) -> str:
-    """Return the file of a step's records; names sort as steps do for the first million of them."""
-    return f"step-{step:06d}.jsonl"
+def file_name(step: int, suffix: str = RECORDS) -> str:
+    """Return the file of a step's records, or its `TABLE`; names sort as steps do for the first million of them."""
+    return f"step-{step:06d}{suffix}"
 
 
-def step_of(name: str) -> int | None:
-    """Return the step whose file has this name; None: it is no file of records."""
+def step_of(name: str, suffix: str = RECORDS) -> int | None:
+    """Return the step whose file of this suffix has this name; None: it is no such file."""
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and match[2] == suffix else None
 
 
 class SampleFiles:
-    """Writes a run's files; one writer a run directory."""
+    """Writes a run's files: of each step its records, and the table of its samples. One writer a run directory."""
 
     def __init__(self, run_directory: Path, most_mb: int) -> None:
         self._folder = run_directory / SAMPLES_FOLDER
         self._most = most_mb * MEGABYTE
-        # Those of a recorder that died, too.
-        kept = self._folder.iterdir() if self._folder.is_dir() else ()
-        self._sizes = {step: path.stat().st_size for path in kept if (step := step_of(path.name)) is not None}
+        # The bytes of each step's files. Those of a recorder that died, too.
+        self._sizes: dict[int, dict[str, int]] = defaultdict(dict)
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if match := _NAME.fullmatch(path.name):
+                self._sizes[int(match[1])][path.name] = path.stat().st_size
 
     def write(self, step: int, lines: Sequence[bytes]) -> None:
-        """Write a step's records, and delete those of the oldest steps where there are too many. Raises OSError."""
+        """Write a step's records, and delete the files of the oldest steps where there are too many. Raises OSError."""
+        self._write(step, file_name(step), b"".join(lines))
+
+    def write_table(self, step: int, table: bytes) -> None:
+        """Write the table of a step's samples, as `write` does. Raises OSError."""
+        self._write(step, file_name(step, TABLE), table)
+
+    def _write(self, step: int, name: str, content: bytes) -> None:
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / file_name(step)
+        path = self._folder / name
         partial = path.with_suffix(".partial")
         try:
-            size = partial.write_bytes(b"".join(lines))
+            size = partial.write_bytes(content)
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
-        self._sizes[step] = size
-        while sum(self._sizes.values()) > self._most and len(self._sizes) > 1:
-            oldest = min(self._sizes)
-            del self._sizes[oldest]
-            (self._folder / file_name(oldest)).unlink(missing_ok=True)
+        self._sizes[step][name] = size
+        while sum(sum(of_step.values()) for of_step in self._sizes.values()) > self._most and len(self._sizes) > 1:
+            for old in self._sizes.pop(min(self._sizes)):
+                (self._folder / old).unlink(missing_ok=True)

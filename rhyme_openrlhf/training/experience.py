@@ -6,8 +6,10 @@ waited for (but in a reproducible run); what is trained is upstream's.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from rhyme_openrlhf.prompt_keys import evaluation_key, owner, prompt_key, round_
 from rhyme_openrlhf.telemetry.events import OffPolicyness
 from rhyme_openrlhf.telemetry.samples import MEGABYTE, ROUNDS, encoded, sample_record
 from rhyme_openrlhf.telemetry.services import RunServices
+from rhyme_openrlhf.training.sample_rows import TokenTexts, sample_rows
 from rhyme_openrlhf.training.updates import check_shares
 
 SOURCE = "trainer"
@@ -67,7 +70,7 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         return experiences
 
     def _record(self, rollout_samples: list[Any], experiences: list[Any]) -> None:
-        """Record the step's off-policyness, and the responses of the prompts that were chosen for the record."""
+        """Record the step's off-policyness, the table of its samples, and the responses of the chosen prompts."""
         rounds = [getattr(sample, ROUNDS, []) for sample in rollout_samples]
         ages = Counter(self.step - of_sample[0].weight_version - 1 for of_sample in rounds if of_sample)
         if ages:
@@ -79,23 +82,35 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
             event = OffPolicyness(self.step, values, [ages[value] for value in values], [tokens[v] for v in values])
             self.services.record(event, SOURCE)
         settings = self.services.settings.telemetry
-        chosen = [number for number, of_sample in enumerate(rounds) if of_sample and of_sample[0].trace]
-        if not chosen or settings.sample_groups == 0:
+        if settings.sample_groups == 0:
             return
         rewards = rewards_by_sample(experiences)
-        records = (
-            sample_record(
-                self.step,
-                rollout_samples[number].prompts[0],
-                rollout_samples[number].sequences[0].tolist(),
-                rounds[number],
-                rewards[number],
-                self._decode,
-            )
-            for number in chosen
-        )
-        lines = encoded(records, settings.samples_mb * MEGABYTE)
-        self.services.recorder.write_samples.remote(self.step, lines)
+        made: dict[int, dict[str, Any]] = {}
+
+        def records() -> Iterator[dict[str, Any]]:
+            for number, of_sample in enumerate(rounds):
+                if of_sample and of_sample[0].trace:
+                    sample = rollout_samples[number]
+                    made[number] = sample_record(
+                        self.step,
+                        sample.prompts[0],
+                        sample.sequences[0].tolist(),
+                        of_sample,
+                        rewards[number],
+                        self._decode,
+                    )
+                    yield made[number]
+
+        lines = encoded(records(), settings.samples_mb * MEGABYTE)
+        if lines:
+            self.services.recorder.write_samples.remote(self.step, lines)
+        kept = dict(islice(made.items(), len(lines)))
+        rows = sample_rows(self.step, experiences, rounds, kept, self._token_texts)
+        self.services.recorder.write_sample_table.remote(self.step, rows)
+
+    @functools.cached_property
+    def _token_texts(self) -> TokenTexts:
+        return TokenTexts(self._decode)
 
     def _decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))

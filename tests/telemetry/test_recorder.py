@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("ray")
@@ -105,6 +106,22 @@ def test_responses_are_kept_and_a_full_disk_costs_them_and_one_note(
     assert sorted(one.name for one in (tmp_path / "samples").iterdir()) == ["step-000001.jsonl", "step-000004.jsonl"]
     notes = [recorded.event.text for recorded in read_events(path)]
     assert len(notes) == 1 and notes[0].startswith("responses of step 2 could not be kept")
+
+
+def test_a_table_of_samples_is_kept_beside_the_responses_and_a_full_disk_costs_it_alone(
+    tmp_path: Path, limit: Callable[[int], None]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    recorder = PlainRecorder(str(path), TelemetrySettings(samples_mb=1))
+    limit(1000)
+    recorder.write_sample_table(1, [{"step": 1, "number": 0, "reward": 0.5}])
+    limit(-1)
+    recorder.write_sample_table(2, [{"step": 2, "number": 0, "reward": 0.5}])
+    recorder.close()
+    (kept,) = (tmp_path / "samples").iterdir()
+    assert pq.read_table(kept).to_pylist()[0]["reward"] == 0.5 and kept.name == "step-000002.parquet"
+    (note,) = [recorded.event.text for recorded in read_events(path)]
+    assert note.startswith("the table of samples of step 1 could not be kept")
 
 
 def test_a_recorder_that_was_killed_goes_on_with_its_file(tmp_path: Path, starts_ray: None) -> None:

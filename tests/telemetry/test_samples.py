@@ -14,6 +14,7 @@ from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.simulation.trace import parse_trace
 from rhyme_openrlhf.telemetry.samples import (
     MOST_CHARACTERS,
+    TABLE,
     Round,
     SampleFiles,
     chosen_prompts,
@@ -125,6 +126,20 @@ def test_files_hold_at_most_what_is_allowed_and_lose_the_oldest(tmp_path: object
     assert (folder / file_name(3)).read_bytes() == b"short\n"
     files.write(4, [half, half, half])
     assert [path.name for path in folder.iterdir()] == [file_name(4)]
+
+
+def test_a_steps_records_and_its_table_go_together(tmp_path: object) -> None:
+    from pathlib import Path
+
+    run = Path(str(tmp_path))
+    part = b"x" * (300 * 1024)
+    for step in (1, 2):
+        files = SampleFiles(run, 1)
+        files.write(step, [part])
+        files.write_table(step, part)
+    names = [file_name(2), file_name(2, TABLE)]
+    assert sorted(path.name for path in (run / "samples").iterdir()) == sorted(names)
+    assert [step_of(name, TABLE) for name in names] == [None, 2]
 
 
 def test_names_of_files() -> None:

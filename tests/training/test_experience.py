@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from rhyme_openrlhf.history.worker import PlainHistoryWorker
@@ -98,7 +99,11 @@ class Recorded:
         self.settings = RhymeSettings(telemetry=TelemetrySettings(sample_groups=groups))
         self.events: list[Any] = []
         self.samples: list[tuple[int, list[bytes]]] = []
-        self.recorder = SimpleNamespace(write_samples=SimpleNamespace(remote=lambda *given: self.samples.append(given)))
+        self.tables: list[tuple[int, list[dict[str, Any]]]] = []
+        self.recorder = SimpleNamespace(
+            write_samples=SimpleNamespace(remote=lambda *given: self.samples.append(given)),
+            write_sample_table=SimpleNamespace(remote=lambda *given: self.tables.append(given)),
+        )
 
     def record(self, event: Any, source: str) -> None:
         self.events.append(event)
@@ -117,11 +122,22 @@ def test_a_steps_age_and_its_chosen_responses_are_recorded(groups: int) -> None:
     maker.services = services = Recorded(groups)  # type: ignore[assignment]
     maker.step = 7
     maker.tokenizer = SimpleNamespace(decode=lambda tokens, **_: "".join(map(str, tokens)))
-    maker._record(samples, [SimpleNamespace(index=[1, 0, 2, 3, 4], info={"reward": torch.tensor([0.5, 1, 0, 0, 0])})])
+    experience = Experience(
+        sequences=torch.tensor([[1, 2, 3, 4]] * 5),
+        attention_mask=torch.ones(5, 4),
+        action_mask=torch.tensor([[0, 1, 1]] * 5),
+        index=[1, 0, 2, 3, 4],
+        prompts=["p1", "p0", "p2", "p3", "p4"],
+        info={"reward": torch.tensor([0.5, 1, 0, 0, 0])},
+    )
+    maker._record(samples, [experience])
     assert services.events == [OffPolicyness(7, [0, 2], [3, 1], [6, 2])]
     if not groups:
-        assert services.samples == []
+        assert services.samples == services.tables == []
         return
+    ((_, rows),) = services.tables
+    assert [row["reward"] for row in rows] == [1.0, 0.5, 0, 0, 0]
+    assert [row.get("response") for row in rows] == ["34", "34", None, None, None]
     ((step, lines),) = services.samples
     records = [json.loads(line) for line in lines]
     assert step == 7 and [record["prompt"] for record in records] == ["p0", "p1"]
