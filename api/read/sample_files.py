@@ -23,7 +23,7 @@ from rhyme_openrlhf.api.store.json_values import COUNT_MAX, storable
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Attempt
 from rhyme_openrlhf.telemetry.run_directory import SAMPLES_FOLDER
-from rhyme_openrlhf.telemetry.samples import file_name, step_of
+from rhyme_openrlhf.telemetry.samples import RECORDS, file_name, step_of
 
 # The longest recorded text (sample_records.MOST_CHARACTERS), four bytes per character, and the same for pieces.
 MAX_LINE = 2 * 1024 * 1024
@@ -111,11 +111,11 @@ def sample_folders(session: Session, uid: str, roots: Sequence[Path]) -> list[tu
     return found
 
 
-def recorded_steps(folders: Sequence[tuple[int, Path]]) -> list[RecordedStep]:
-    """Return the steps with records, the newest first; if two attempts have a step, the newer attempt counts."""
+def recorded_steps(folders: Sequence[tuple[int, Path]], suffix: str = RECORDS) -> list[RecordedStep]:
+    """Return the steps with such files, the newest first; if two attempts have a step, the newer attempt counts."""
     found: dict[int, RecordedStep] = {}
     for number, folder in folders:
-        for step, size in list_steps(folder).items():
+        for step, size in list_steps(folder, suffix).items():
             found.setdefault(step, RecordedStep(step=step, attempt=number, bytes=size))
     return sorted(found.values(), key=lambda one: -one.step)
 
@@ -132,12 +132,12 @@ def records_of_step(
     raise LogError(f"no responses of step {min(step, INT32)} were recorded")
 
 
-def list_steps(samples: Path) -> dict[int, int]:
-    """Return the bytes of the records of each step."""
+def list_steps(samples: Path, suffix: str = RECORDS) -> dict[int, int]:
+    """Return the bytes of each step's file of records, or of its file of another suffix."""
     found: dict[int, int] = {}
     with os.scandir(samples) as entries:
         for entry in entries:
-            step = step_of(entry.name)
+            step = step_of(entry.name, suffix)
             if step is None or len(found) >= MAX_FILES:
                 continue
             try:

@@ -356,6 +356,23 @@ def export(uid: str = "", table: str = "steps", *, form: str = "csv") -> Call[An
     return Call("GET", f"/export/runs/{uid}/{table}" if uid else "/export/runs", {"format": form})
 
 
+def sampled_steps(uid: str, *, group: str = "") -> Call[models.SampledSteps]:
+    """Return the steps whose samples were recorded, or those in which the prompt `group` was generated."""
+    return Call("GET", f"/runs/{uid}/sample-groups", {"group": group})
+
+
+def sample_groups(
+    uid: str, step: int, *, group: str = "", tokens: bool = False, limit: int = ALL
+) -> Call[models.SampleGroup]:
+    """Yield a step's samples by prompt, of all prompts or one; `tokens`: with lists of single tokens."""
+    return Call("GET", f"/runs/{uid}/sample-groups/{step}", {"group": group, "tokens": tokens}, most=limit)
+
+
+def sample_table(uid: str, step: int | None = None) -> Call[Any]:
+    """Return all samples of a step, by default the newest, as a Parquet file."""
+    return Call("GET", f"/runs/{uid}/sample-table", {} if step is None else {"step": step})
+
+
 def import_directory(directory: str) -> Call[models.ImportReceipt]:
     """Bring in a run directory on the service's machine."""
     return Call("POST", "/imports", body={"directory": directory})

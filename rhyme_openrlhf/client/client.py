@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import json
 import sys
 import time
@@ -129,6 +130,8 @@ class _Requests:
     logs = Sent(calls.logs)
     log = Sent(calls.log)
     files = Sent(calls.files)
+    sampled_steps = Sent(calls.sampled_steps)
+    sample_groups = Listed(calls.sample_groups)
     import_directory = Sent(calls.import_directory)
 
 
@@ -204,6 +207,16 @@ class AsyncClient(_Requests):
         """
         async with self._bytes(calls.download(uid, attempt, kinds)) as found:
             yield found
+
+    async def samples(self, uid: str, step: int | None = None) -> Any:
+        """Return all samples of a step, by default the newest, as a pandas.DataFrame: a row a sample."""
+        try:
+            import pandas
+        except ImportError:
+            raise ClientError("a data frame needs pandas: pip install pandas") from None
+        async with self._bytes(calls.sample_table(uid, step)) as found:
+            content = b"".join([piece async for piece in found])
+        return pandas.read_parquet(io.BytesIO(content))
 
     @asynccontextmanager
     async def _bytes(self, call: Call[Any]) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -401,6 +414,7 @@ class Client(_Requests):
     follow_log = _items(AsyncClient.follow_log)
     export = _pieces(AsyncClient.export)
     download = _pieces(AsyncClient.download)
+    samples = _at_once(AsyncClient.samples)
     send = _at_once(AsyncClient.send)
     pages = _items(AsyncClient.pages)
     follow = _items(AsyncClient.follow)

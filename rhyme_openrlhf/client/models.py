@@ -366,6 +366,25 @@ class RunFiles(TypedDict):
     files: list[RunFile]
 
 
+class SampledSteps(TypedDict):
+    """Steps with recorded samples; `missing`: the reason if there are none."""
+
+    steps: list[int]
+    missing: str
+
+
+class SampleGroup(TypedDict):
+    """The samples of one prompt in a step; docs/run-files.md has the fields of a sample."""
+
+    group: str
+    prompt: str | None
+    label: str | None
+    reward_mean: float | None
+    reward_spread: float | None
+    has_signal: bool
+    samples: list[dict[str, Any]]
+
+
 class LogChunk(TypedDict):
     """A part of a log: bytes `start` to `end` (exclusive) of `size`."""
 

@@ -139,8 +139,8 @@ def _written(
 class TokenTexts:
     """The text of each token of a sequence: most tokens look the same everywhere, so each is decoded once.
 
-    Tokens that share a character are decoded together, and where the texts do not join to the whole (tokenizers that
-    change a word by its neighbours), each token in its place.
+    Tokens that share a character are decoded together. Where the texts do not join to the whole, because the tokenizer
+    changes a token by its neighbours, each token is decoded in its place.
     """
 
     def __init__(self, decode: Decode) -> None:

@@ -22,6 +22,7 @@ DESCRIBED = {
     "Run": "RunSummary", "Attempt": "AttemptView", "RunDetail": "RunDetail", "Event": "EventView", "Curve": "CurveView",
     "Series": "SeriesView", "LogFile": "LogFileView", "LogChunk": "LogChunk", "Compared": "Compared",
     "Comparison": "Comparison", "Difference": "Difference", "ConfigDiff": "ConfigDiff",
+    "SampledSteps": "SampledSteps", "SampleGroup": "SampleGroup",
     "RunFile": "RunFileView", "RunFiles": "RunFiles", "ImportReceipt": "ImportReceipt", "Who": "Who",
     "Experiment": "ExperimentView", "SavedView": "SavedViewView", "SweptRun": "SweptRun",
     "Spread": "SpreadView", "MeanCurve": "MeanCurveView", "GroupFigure": "GroupFigureView", "GroupedRun": "GroupedRun",
