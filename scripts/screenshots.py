@@ -61,6 +61,7 @@ PAGES: dict[str, str] = {
     "learning-late": "/runs/{synthetic}/learning",
     "panels": "/runs/{demo}/panels?panel=reward,speculation_rate&panel=policy_loss",
     "samples": "/runs/{demo}/samples",
+    "prompts": "/runs/{demo}/prompts",
     "system": "/runs/{demo}/system",
     "logs": "/runs/{demo}/logs",
     "events": "/runs/{demo}/events?kind=train_step&kind=note",

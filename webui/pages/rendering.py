@@ -23,7 +23,7 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.webui.figures.one_run import FIGURE_TITLES
-from rhyme_openrlhf.webui.site import assets, navigation, text
+from rhyme_openrlhf.webui.site import assets, navigation, reading, text
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 HEADERS = {"Cache-Control": "no-store"}
@@ -48,6 +48,7 @@ def _environment() -> Environment:
     filters = (
         text.ago, text.breakable, text.change, text.clock, text.compact, text.counted, text.duration, text.iso,
         text.label, text.memory, text.moment, text.number, text.percent, text.ratio, text.span, text.whole_options,
+        reading.visible,
     )  # fmt: skip
     environment.filters.update({one.__name__: one for one in filters})
     return environment

@@ -126,7 +126,7 @@ def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str
         "newest_url": link(step=None),
         "all_url": url_with(here, [("step", asked.step)], {}),
         "found": found,
-        "cards": _cards(found, link) if found is not None else [],
+        "cards": _cards(found, uid) if found is not None else [],
         "next_url": url_with(here, query, {"cursor": found.next_cursor}) if found and found.next_cursor else None,
         "first_url": link() if asked.cursor else None,
         "sources": TEXT_SOURCES,
@@ -167,7 +167,7 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _cards(found: Found, link: Any) -> list[SampleCard]:
+def _cards(found: Found, uid: str) -> list[SampleCard]:
     cards: list[SampleCard] = []
     for sample in found.items:
         before = cards[-1].sample if cards else None
@@ -178,7 +178,7 @@ def _cards(found: Found, link: Any) -> list[SampleCard]:
                 shows_prompt=before is None or (before.group, before.prompt) != (sample.group, sample.prompt),
                 accepted_share=accepted / sample.tokens if accepted is not None and sample.tokens else None,
                 acceptance_rate=accepted / sample.drafted if accepted is not None and sample.drafted else None,
-                group_url=link(group=sample.group),
+                group_url=url_with(f"/runs/{uid}/prompts", [], {"group": sample.group, "step": sample.step}),
             )
         )
     return cards

@@ -39,6 +39,7 @@ RUN_TABS: tuple[Entry, ...] = (
     Entry("Learning", "/runs/{uid}/learning"),
     Entry("Panels", "/runs/{uid}/panels"),
     Entry("Samples", "/runs/{uid}/samples"),
+    Entry("Prompts", "/runs/{uid}/prompts"),
     Entry("System", "/runs/{uid}/system"),
     Entry("Logs", "/runs/{uid}/logs"),
     Entry("Config", "/runs/{uid}/config"),

@@ -32,6 +32,7 @@ PAGES = (
     "/runs/{uid}/learning",
     "/runs/{uid}/panels?panel=reward,rollout_reward",
     "/runs/{uid}/samples",
+    "/runs/{uid}/prompts",
     "/runs/{uid}/system",
     "/runs/{uid}/logs",
     "/runs/{uid}/config",
