@@ -154,6 +154,19 @@ def require(*roles: Role) -> Callable[..., Awaitable[Principal]]:
     return allowed
 
 
+async def maybe_reader(
+    request: Request,
+    service: ServiceDep,
+    cookie: Annotated[str | None, Security(_cookie)],
+) -> Principal | None:
+    """Return who is signed in, or None, for pages that anyone may read."""
+    try:
+        return await _authenticate(service, request, None, cookie)
+    except ProblemError:
+        return None
+
+
+MaybeViewer = Annotated[Principal | None, Depends(maybe_reader)]
 Viewer = Annotated[Principal, Depends(require("viewer", "operator"))]
 Operator = Annotated[Principal, Depends(require("operator"))]
 Reporter = Annotated[Principal, Depends(require("reporter", "operator"))]

@@ -40,8 +40,8 @@ RECORDED_NOTE = (
     "machine names were changed. Nothing runs now."
 )
 REPLAYED_NOTE = (
-    f"A recording that is replayed once at {SPEED:g} times its speed through the real ingestion; its first steps are "
-    "there at once. Figures are those of the recording. Nothing runs now."
+    f"A recording that is replayed again and again at {SPEED:g} times its speed through the real ingestion; its first "
+    "steps are there at once. Figures are those of the recording. Nothing runs now."
 )
 SYNTHETIC_NOTE = (
     f"{LABEL[0].upper()}{LABEL[1:]}. They are drawn from fixed distributions, so that the pages on moves, layout "

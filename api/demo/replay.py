@@ -2,8 +2,8 @@
 
 The first steps are there at once. The rest arrives SPEED times as fast as it happened, through the same ingestion as a
 reporter's batches. Event times are shifted so that the last event happens when it is replayed. Until then, the run is a
-little behind the clock, never ahead, and its durations and rates are unchanged. The replay ends after one pass or on a
-request to stop.
+little behind the clock, never ahead, and its durations and rates are unchanged. After a pass the run rests, is deleted
+and played again under the same address, until a request to stop.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Any
 
 from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.demo.recording import moved, read_rows
+from rhyme_openrlhf.api.ingest import deletion
 from rhyme_openrlhf.api.ingest.announce import Announcement, announce
 from rhyme_openrlhf.api.ingest.store_batch import ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store.database import BusyError
-from rhyme_openrlhf.api.store.models import UID_LENGTH
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import UID_LENGTH, RunTag
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import RunFinished
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, SAMPLES_FOLDER, write_json
@@ -33,6 +35,8 @@ SPEED = 2.0
 # Number of steps that are there from the beginning, because curves need some points.
 FIRST_STEPS = 4
 TICK_SECONDS = 0.5
+# Time between two passes, in which the ended run can be looked at.
+REST_SECONDS = 120.0
 STOPPED = "stopped on request (a replayed recording)"
 
 
@@ -54,18 +58,19 @@ class Replay:
         self._name = name
         self._clock = clock
         self.run_uid, self.attempt_uid = uid_of(f"run {name}"), uid_of(f"attempt {name}")
-        rows = read_rows(recorded)
+        self._rows = rows = read_rows(recorded)
         ready = [row["time"] for row in rows if row["kind"] == "train_step" and row["step"] == FIRST_STEPS]
         # The recorded moment at which the replay begins; a shorter run is replayed from its first event.
         self._begin = ready[0] if ready else rows[0]["time"]
         self._first, self._end = rows[0]["time"], rows[-1]["time"]
-        started = clock()
-        self._started = started
-        self._shift = started + (self._end - self._begin) / SPEED - self._end
-        self._waiting = rows
-        self._copied = 0
-        self._ended = False
         self._run_id = 0
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._started = self._clock()
+        self._shift = self._started + (self._end - self._begin) / SPEED - self._end
+        self._waiting = self._rows
+        self._ended = self._stopped = False
 
     def announce(self) -> int:
         """Create the run and its directory; return the run's row number. Raises OSError."""
@@ -81,10 +86,28 @@ class Replay:
         return self._run_id
 
     def play(self, stop: threading.Event) -> None:
-        """Replay to the end, or until `stop`."""
-        while not self._ended and not stop.is_set():
-            self.tick()
-            stop.wait(TICK_SECONDS)
+        """Replay to the end, and again and again, until `stop` or a request to stop the run."""
+        while not self._stopped and not stop.is_set():
+            if not self._ended:
+                self.tick()
+                stop.wait(TICK_SECONDS)
+            elif not stop.wait(REST_SECONDS):
+                self.again()
+
+    def again(self) -> None:
+        """Delete the run that was played, and begin a new pass with its name, notes and tags."""
+        with self._service.database.writing() as session:
+            run = find_run(session, self.run_uid)
+            run.archived_at = self._clock()
+            shown = run.name, run.notes, [one.tag for one in run.tags]
+        deletion.delete_run(self._service.database, self.run_uid)
+        shutil.rmtree(self._directory)
+        self._rewind()
+        self.announce()
+        with self._service.database.writing() as session:
+            run = find_run(session, self.run_uid)
+            run.name, run.notes, run.tags = shown[0], shown[1], [RunTag(tag=tag) for tag in shown[2]]
+        self.tick()
 
     def tick(self) -> None:
         """Ingest everything that is due by now."""
@@ -131,4 +154,4 @@ class Replay:
         row = to_json(RunFinished("stopped", STOPPED, now - self._started), now, "driver", following)
         with self._service.database.writing() as session:
             ingest(session, self.attempt_uid, prepare([row]), now, alive=False)
-        self._waiting, self._ended = [], True
+        self._waiting, self._ended, self._stopped = [], True, True

@@ -86,7 +86,7 @@ class Launching:
     """The service's parts that starting runs needs. `data`: the service's own directory, for private files.
 
     `launcher`: the cluster, None if the service starts no runs. `cluster`: the cluster's name, unique among all
-    services on the database.
+    services on the database. `demo`: the service shows recordings.
     """
 
     settings: LaunchSettings
@@ -95,6 +95,17 @@ class Launching:
     control_url: str
     launcher: Launcher | None = None
     cluster: str = ""
+    demo: bool = False
+
+    @property
+    def why_not(self) -> str:
+        """Return the reason for which a service without a cluster starts no runs, and what to do: two sentences."""
+        if self.demo:
+            return "This demonstration shows recordings and starts no runs. `rhyme serve` without `--demo` starts them."
+        return (
+            "This service has no Ray cluster and cannot start runs. Restart `rhyme serve` without `--no-local`, or "
+            "with `--ray-address`."
+        )
 
     @property
     def directory(self) -> Path:

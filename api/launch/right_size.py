@@ -60,6 +60,18 @@ class RightSizeView(View):
         return cls(rows=[], sentence="", method="", assumed=[], settings="", missing=reason)
 
 
+def lacks(directory: Path | None) -> str:
+    """Return the reason for which the run of `directory` cannot be simulated, as far as its files tell; else ""."""
+    if directory is None:
+        return NO_DIRECTORY
+    try:
+        for name in (LENGTHS_FILE, EVENTS_FILE):
+            _check(directory / name)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def advise(directory: Path | None, config: Mapping[str, Any], roots: Sequence[Path]) -> RightSizeView:
     """Simulate the run of `directory` with other engines and features; `config`: the run's config.json."""
     # Imported here, because the simulator loads the compiled draft budget.
@@ -68,11 +80,10 @@ def advise(directory: Path | None, config: Mapping[str, Any], roots: Sequence[Pa
     from rhyme_openrlhf.simulation.settings import Cluster, Features
     from rhyme_openrlhf.simulation.workload import WorkloadError
 
-    if directory is None:
-        return RightSizeView.lacking(NO_DIRECTORY)
+    if reason := lacks(directory):
+        return RightSizeView.lacking(reason)
+    assert directory is not None
     try:
-        for name in (LENGTHS_FILE, EVENTS_FILE):
-            _check(directory / name)
         run = latest(read_run(directory, Cluster(), Features()), MOST_SAMPLES)
         named = _text(config, "settings", "emulate", "profile") or _text(config, "settings", "latency", "profile")
         model = _text(config, "arguments", "actor", "model_name_or_path")

@@ -20,7 +20,7 @@ from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import RawEvent
 from rhyme_openrlhf.api.store.step_figures import BUBBLES
 from rhyme_openrlhf.telemetry.events import DraftGain, Note
-from rhyme_openrlhf.telemetry.metrics import engines_gain
+from rhyme_openrlhf.telemetry.metrics import EnginesGain, engines_gain
 from rhyme_openrlhf.telemetry.phase import Phase
 from rhyme_openrlhf.telemetry.verdict import WINDOW, Health, Verdict, verdict
 
@@ -63,7 +63,7 @@ def verdict_of(session: Session, run: Run, phases: Sequence[Phase]) -> Verdict:
             steps_total=run.steps_total,
             doing=[phase.name for phase in phases],
             rewards=[value for _, value in sorted((curves["reward"] | curves["rollout_reward"]).items())],
-            gain=engines_gain(latest(session, run, DraftGain.kind, DraftGain, MOST_GAINS, by=("engine",)).bodies),
+            gain=gain_of(session, run),
             bubble_seconds={name.removeprefix("bubble_"): sums[name] for name in BUBBLES},
             engine_seconds=sum(curves["rollout_seconds"][step] * curves["engines"].get(step, 0.0) for step in recent),
             truncated=sums["truncated"] / sums["samples"] if sums["samples"] else None,
@@ -72,6 +72,11 @@ def verdict_of(session: Session, run: Run, phases: Sequence[Phase]) -> Verdict:
             lost_events=run.dropped_events,
         )
     )
+
+
+def gain_of(session: Session, run: Run) -> EnginesGain | None:
+    """Return what drafts gain by the newest report of each engine; None without reports."""
+    return engines_gain(latest(session, run, DraftGain.kind, DraftGain, MOST_GAINS, by=("engine",)).bodies)
 
 
 def verdict_view(found: Verdict) -> VerdictView:

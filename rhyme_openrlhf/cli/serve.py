@@ -256,7 +256,7 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
         if cluster is not None:
             stack.callback(lambda: _leave(cluster, under_way))
         control_url, name = _control_url(options, port), _cluster_name(options, data)
-        launching = Launching(options.launch, data, settings.root_paths(), control_url, launcher, name)
+        launching = Launching(options.launch, data, settings.root_paths(), control_url, launcher, name, options.demo)
         # A demonstration's one run is played in a thread of the service: nobody sends batches.
         intakes = () if options.demo else (worker_intake,)
         background = (*BACKGROUND, *intakes, dispatching(launching, ended, _say), *further)

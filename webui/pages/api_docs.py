@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.webui.pages.rendering import render_public
+from rhyme_openrlhf.webui.pages.rendering import PageOrNone, render_public
 
 router = APIRouter(include_in_schema=False)
 
@@ -46,10 +46,11 @@ class Operation:
 
 
 @router.get("/docs")
-def api_docs(request: Request) -> HTMLResponse:
-    """Render the description of the API."""
+def api_docs(request: Request, page: PageOrNone) -> HTMLResponse:
+    """Render the description of the API; with the menu for those who are signed in."""
     document = request.app.openapi()
-    return render_public("api_docs.html", groups=_groups(json.dumps(document)), codes=_codes(document))
+    render = render_public if page is None else page.render
+    return render("api_docs.html", groups=_groups(json.dumps(document)), codes=_codes(document))
 
 
 @functools.lru_cache(maxsize=2)

@@ -22,6 +22,19 @@ router = APIRouter(include_in_schema=False)
 
 # Ray's names of the actor classes (engine/factory.py, OpenRLHF's own) that are rollout engines.
 ENGINE_CLASSES = ("RhymeRolloutActor", "RolloutRayActor", "LLMRayActor")
+# What the actors of these classes do, for readers who do not know their names.
+ACTOR_WORDS: dict[str, str] = {
+    **dict.fromkeys(ENGINE_CLASSES, "rollout engine: generates responses"),
+    **dict.fromkeys(("RhymePolicyModelActor", "PolicyModelActor"), "policy: is trained"),
+    **dict.fromkeys(("RhymeCriticModelActor", "CriticModelActor"), "critic: estimates rewards to come"),
+    "ReferenceModelActor": "reference model: the policy before training",
+    "RewardModelActor": "reward model: rates responses",
+    "HistoryWorker": "draft history: keeps earlier responses to draft from",
+    "RhymeTrainingActor": "trainer: updates the policy while engines generate",
+    "RhymeGenerateSamplesActor": "generation: gives prompts to engines",
+    "HomeActor": "home of running samples: moves them between engines",
+    "FrontActor": "front of a node: runs agents and reward functions",
+}
 
 
 @router.get("/cluster")
@@ -58,10 +71,11 @@ def _state(page: Page, launching: Launching) -> dict[str, Any]:
         holder = find_holder(session)
     return {
         "not_dispatching": not_dispatching(holder, page.service.uid),
-        "launches": launching.launcher is not None,
+        "why_not": "" if launching.launcher is not None else launching.why_not,
         "address": getattr(launching.launcher, "address", ""),
         "away": away,
         "state": state,
+        "actor_words": ACTOR_WORDS,
         "gpus": total,
         "engines": sum(one.count for one in state.actors if one.name in ENGINE_CLASSES) if state else 0,
         "queue": queue,

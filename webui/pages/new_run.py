@@ -274,7 +274,7 @@ def _panel(form: Typed, launching: Launching) -> dict[str, Any]:
         "plan": None if faults else _plan(runs[0]),
         "runs": len(runs),
         "is_sweep": bool(form.options),
-        "can_start": launching.launcher is not None,
+        "why_not": "" if launching.launcher is not None else launching.why_not,
     }
 
 

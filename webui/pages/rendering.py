@@ -46,9 +46,9 @@ def _environment() -> Environment:
         figure_titles=FIGURE_TITLES,
     )
     filters = (
-        text.ago, text.breakable, text.change, text.clock, text.compact, text.counted, text.duration, text.iso,
-        text.label, text.memory, text.moment, text.number, text.percent, text.ratio, text.span, text.whole_options,
-        reading.visible,
+        text.ago, text.breakable, text.change, text.clock, text.coded, text.compact, text.counted, text.duration,
+        text.iso, text.label, text.memory, text.moment, text.number, text.percent, text.ratio, text.short_path,
+        text.span, text.whole_options, reading.visible,
     )  # fmt: skip
     environment.filters.update({one.__name__: one for one in filters})
     return environment
@@ -115,6 +115,13 @@ def _page(request: Request, who: auth.Viewer, service: ServiceDep) -> Page:
 
 
 PageDep = Annotated[Page, Depends(_page)]
+
+
+def _page_or_none(request: Request, who: auth.MaybeViewer, service: ServiceDep) -> Page | None:
+    return None if who is None else Page(request, service, who, time.time())
+
+
+PageOrNone = Annotated[Page | None, Depends(_page_or_none)]
 
 
 def render_public(template: str, status: int = 200, **context: Any) -> HTMLResponse:

@@ -39,7 +39,10 @@ START_COMMAND = "rhyme runs start --name first -f -- rhyme demo"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table. `sort`: the order that a click on its head requests, "" if it has none."""
+    """A column of the table. `sort`: the order that a click on its head requests, "" if it has none.
+
+    `value`: the setting that it shows, as `config.GROUP.OPTION`.
+    """
 
     name: str
     title: str
@@ -47,18 +50,22 @@ class Column:
     is_number: bool = False
     hint: str = ""
     by_default: bool = True
+    value: str = ""
 
 
+MODEL, ALGORITHM = f"{CONFIG}actor.model_name_or_path", f"{CONFIG}algo.advantage.estimator"
 COLUMNS: tuple[Column, ...] = (
     Column("status", "Status", "status"),
     Column("progress", "Progress", "step"),
+    Column("model", "Model", MODEL, hint="The policy: a name on the hub, or a folder", value=MODEL),
+    Column("algorithm", "Algorithm", ALGORITHM, hint="How advantages are estimated", value=ALGORITHM),
     Column("reward", "Reward", "reward", True, "Mean over the last epoch with rewards"),
     Column("curve", "Reward curve", "", False, "Mean reward of a few steps between the first and the last"),
     Column("tokens_per_second", "Tokens/s", "tokens_per_second", True, FIGURES["tokens_per_second"].sentence),
     Column("speculation", "Speculation", "speculation_rate", True, FIGURES["speculation_rate"].sentence),
     Column("bubbles", "Bubbles", "bubble_fraction", True, FIGURES["bubble_fraction"].sentence),
     Column("started", "Started", "started_at"),
-    Column("duration", "Duration", "", True, "From the start to the end, or until now", False),
+    Column("duration", "Duration", "", True, "Time in which the run ran, until now if it still runs"),
     Column("finished", "Finished", "finished_at", by_default=False),
     Column("created", "Created", "created_at", hint="When the run was requested or imported", by_default=False),
     Column("heard", "Last event", "last_event_at", by_default=False),
@@ -208,7 +215,12 @@ def _table(page: Page, asked: Asked) -> dict[str, Any]:
     with page.service.database.reading() as session:
         problem = ""
         try:
-            rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, asked.cursor, asked.value_names)
+            values = [
+                column.value or column.name
+                for column in asked.shown
+                if column.value or column.name in asked.value_names
+            ]
+            rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, asked.cursor, values)
         except QueryError as error:
             rows, following, problem = [], None, str(error)
         # Without rows, the page says whether the store is empty or the filter too narrow.

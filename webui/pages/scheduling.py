@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.http.problems import ProblemError
-from rhyme_openrlhf.api.launch.right_size import RightSizeView, advise
+from rhyme_openrlhf.api.launch.right_size import RightSizeView, advise, lacks
 from rhyme_openrlhf.api.read.log_files import newest_directory
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
@@ -26,9 +26,10 @@ def scheduling_page(uid: RunUid, page: PageDep, launching: LaunchingDep, right_s
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = {**run_context(page, session, run), "kinds": move_kinds(session, run)}
-        directory, config = newest_directory(session, run, roots) if right_size else None, run.config
-    advice = None
-    if right_size:
+        directory, config = newest_directory(session, run, roots), run.config
+    reason = lacks(directory)
+    advice = RightSizeView.lacking(reason) if reason else None
+    if right_size and not reason:
         try:
             with page.service.limits.simulations.one():
                 advice = advise(directory, config, roots)

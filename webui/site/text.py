@@ -32,6 +32,8 @@ _KIB = 1024.0
 _JOINTS = re.compile(r"(?<=[_/.])")
 # An option of a command, without its value after "=".
 _OPTION = re.compile(r"(?<!\S)--?[A-Za-z][\w.-]*")
+# A part of a sentence in backticks.
+_CODE = re.compile(r"`([^`\n]+)`")
 _SUFFIXES = ("", "k", "M", "G", "T")
 
 # Labels of curves, with the unit if there is one: columns of a step, and the figures of `telemetry/metrics.py`.
@@ -99,10 +101,10 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def change(value: float | None, is_share: bool = False) -> str:
-    """Format a difference with its sign: +0.043, −12; a difference of shares in percentage points: +1.2 pp."""
+    """Format a difference with its sign: +0.043, −12; a difference of shares in percentage points: +1.2 points."""
     if value is None or not math.isfinite(value):
         return NO_VALUE
-    size = f"{abs(value) * 100:.1f} pp" if is_share else number(abs(value))
+    size = f"{abs(value) * 100:.1f} points" if is_share else number(abs(value))
     sign = "±" if not any(digit in size for digit in "123456789") else ("+" if value > 0 else "−")
     return f"{sign}{size}"
 
@@ -187,6 +189,19 @@ def share(part: float, whole: float | None) -> float | None:
 def breakable(name: str) -> Markup:
     """Return a metric's name that may break only after an underscore, a dot or a slash."""
     return Markup("<wbr>").join(_JOINTS.split(name))
+
+
+def coded(sentence: str) -> Markup:
+    """Return a sentence whose parts in backticks are shown as code."""
+    parts = _CODE.split(sentence)
+    return Markup().join(
+        Markup("<code>{}</code>").format(one) if at % 2 else escape(one) for at, one in enumerate(parts)
+    )
+
+
+def short_path(name: str) -> str:
+    """Return what tells a model or a folder apart: all of a name on the hub, the last two parts of a path."""
+    return "/".join(name.split("/")[-2:]) if name.startswith("/") else name
 
 
 def whole_options(command: str) -> Markup:

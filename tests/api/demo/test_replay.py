@@ -16,7 +16,7 @@ from rhyme_openrlhf.api.http.limits import Limits
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store.database import Database
-from rhyme_openrlhf.api.store.models import Attempt, Run
+from rhyme_openrlhf.api.store.models import Attempt, Run, RunTag
 from rhyme_openrlhf.api.store.record import RawEvent, Step
 from tests.stores import prepare
 
@@ -117,3 +117,26 @@ def test_a_request_to_stop_ends_it(service: Service, recorded: Path, tmp_path: P
     clock.now += 1000
     replay.play(threading.Event())
     assert stored(service)[1] == steps
+
+
+def test_after_its_end_it_is_played_again_under_its_address(service: Service, recorded: Path, tmp_path: Path) -> None:
+    clock = Clock()
+    replay = Replay(service, recorded, tmp_path / "played", "played", clock)
+    replay.announce()
+    with service.database.writing() as session:
+        run = session.scalars(select(Run)).one()
+        run.name, run.notes, run.tags = "shown", "a note", [RunTag(tag="recording")]
+        uid = run.uid
+    clock.now += 10_000
+    replay.tick()
+    assert stored(service)[0].status == "succeeded"
+    replay.again()
+    run, steps, last = stored(service)
+    assert (run.uid, run.status, steps) == (uid, "running", FIRST_STEPS) and last <= clock.now
+    assert len(list((tmp_path / "played" / "samples").iterdir())) == FIRST_STEPS
+    with service.database.reading() as session:
+        run = session.scalars(select(Run)).one()
+        assert (run.name, run.notes, [one.tag for one in run.tags]) == ("shown", "a note", ["recording"])
+    clock.now += 10_000
+    replay.tick()
+    assert stored(service)[1] == STEPS

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.api.ingest.importer import import_directory
+from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
 from rhyme_openrlhf.api.launch.schema import by_flag
 from rhyme_openrlhf.webui.figures.one_run import RUN_FIGURES
 
@@ -115,6 +116,49 @@ def test_a_page_with_nothing_to_show_says_why(dashboard: Any) -> None:
         answer = client.get(path)
         assert answer.status_code == 200 and words in html.unescape(answer.text), path
     assert "data-start>" not in client.get("/runs/new").text
+
+
+def imported(dashboard: Any, directory: Path, settings: Any) -> str:
+    directory.mkdir(parents=True)
+    note = {"kind": "note", "level": "info", "text": "hello", "time": 100.0, "source": "w", "sequence": 0}
+    (directory / "events.jsonl").write_text(json.dumps(note) + "\n")
+    arguments = {"actor": {"model_name_or_path": "/opt/models/small"}}
+    (directory / "config.json").write_text(json.dumps({"settings": settings, "arguments": arguments}))
+    return import_directory(dashboard.service.database, directory, time.time()).run_uid
+
+
+def test_a_run_without_drafts_gets_a_sentence_instead_of_figures(empty_dashboard: Any, tmp_path: Path) -> None:
+    client = empty_dashboard.signed_in("viewer")
+    pages = {}
+    for name, enabled in (("with", True), ("without", False)):
+        uid = imported(empty_dashboard, tmp_path / name, {"run": {"name": name}, "histospec": {"enable": enabled}})
+        pages[name] = client.get(f"/runs/{uid}/speculation").text
+    assert "This run has no drafts" in pages["without"] and "data-figure=" not in pages["without"]
+    assert "This run has no drafts" not in pages["with"]
+    # The gain stands before what explains it.
+    assert 0 < pages["with"].index("figures/draft_gain") < pages["with"].index("figures/draft_sources")
+    assert "models/small</span>" in client.get("/").text
+
+
+def test_a_demonstration_says_that_it_starts_no_runs(empty_dashboard: Any) -> None:
+    client = empty_dashboard.signed_in()
+    before = client.get("/ui/cluster/parts/state").text
+    launching = Launching(LaunchSettings(), Path("/nowhere"), (), "http://127.0.0.1", demo=True)
+    empty_dashboard.app.state.launching = launching
+    for path in ("/ui/cluster/parts/state", "/runs/new"):
+        shown = client.get(path).text
+        assert "This demonstration shows recordings" in shown and "--no-local" not in shown, path
+    assert "--no-local" in before and ">Ready" not in shown
+
+
+def test_the_api_description_keeps_the_menu_of_a_reader(dashboard: Any) -> None:
+    assert 'class="menu"' in dashboard.signed_in("viewer").get("/docs").text
+    assert 'class="menu"' not in dashboard.client().get("/docs").text
+
+
+def test_no_simulation_is_offered_without_its_files(dashboard: Any) -> None:
+    shown = dashboard.signed_in().get(f"/runs/{dashboard.run_uid}/scheduling").text
+    assert "No recommendation: " in shown and "right_size=true" not in shown
 
 
 def test_every_figure_of_a_run_without_events_is_a_sentence(empty_dashboard: Any, tmp_path: Path) -> None:

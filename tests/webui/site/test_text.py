@@ -42,8 +42,8 @@ def test_shares_and_changes() -> None:
     assert text.change(0.0432) == "+0.0432"
     assert text.change(-12.0) == "−12"
     assert text.change(0.0) == "±0"
-    assert text.change(0.012, is_share=True) == "+1.2 pp"
-    assert text.change(-0.0001, is_share=True) == "±0.0 pp"
+    assert text.change(0.012, is_share=True) == "+1.2 points"
+    assert text.change(-0.0001, is_share=True) == "±0.0 points"
     assert text.ratio(1.4159) == "1.42×"
     assert text.share(3, 4) == 0.75
     assert text.share(5, 4) == 1.0
@@ -94,3 +94,13 @@ def test_every_curve_that_is_named_exists() -> None:
 
     assert set(text.LABELS) <= {*COLUMNS, *FIGURES, *RATIOS}
     assert text.label("actor/kl") == "actor/kl"
+
+
+def test_parts_in_backticks_are_code_and_markup_is_text() -> None:
+    assert text.coded("run `rhyme <x>` & wait") == "run <code>rhyme &lt;x&gt;</code> &amp; wait"
+    assert text.coded("a lone ` stays") == "a lone ` stays"
+
+
+def test_a_model_is_told_apart_by_the_end_of_its_path() -> None:
+    assert text.short_path("/opt/models/qwen/step-20") == "qwen/step-20"
+    assert text.short_path("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"

@@ -40,7 +40,7 @@ function make() {
       xaxis: { ...axis, showgrid: false, showline: true, ticks: "outside", ticklen: 4 },
       yaxis: { ...axis, ticks: "outside", ticklen: 4, tickcolor: "rgba(0,0,0,0)" },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: soft }, bgcolor: "rgba(0,0,0,0)" },
-      hoverlabel: { bgcolor: color("raised"), bordercolor: color("line-strong"), font: { color: color("ink") } },
+      hoverlabel: { bgcolor: color("raised"), bordercolor: color("line-strong"), font: { family: style.fontFamily, size: 12, color: color("ink") } },
       hoverdistance: 30,
       annotationdefaults: { font: { color: soft } },
     },

@@ -5,6 +5,7 @@ import { ask } from "./ask.js";
 const CHUNK = 128 * 1024;
 const LINES = 500;
 const KEPT = 3 * 1024 * 1024;
+const CODES = /\u001b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[@-Z\\^_])/g;
 
 export class LogWindow {
   // `place`: the element that holds the text; `address`: the API's address of this log.
@@ -82,6 +83,9 @@ export class LogWindow {
     return response.json();
   }
 
+  // Colours and movements of a terminal say nothing on a page. The downloaded file has them.
+  static plain = (text) => text.replace(CODES, "");
+
   clear() {
     this.chunks = [];
     this.place.replaceChildren();
@@ -94,11 +98,12 @@ export class LogWindow {
     // The pieces are not adjacent, because the file was truncated or rewritten.
     if (this.chunks.length > 0 && chunk.start !== this.end) this.clear();
     const last = this.chunks.at(-1);
-    if (last && !apart && last.node.length + chunk.text.length < CHUNK) {
-      last.node.appendData(chunk.text);
+    const text = LogWindow.plain(chunk.text);
+    if (last && !apart && last.node.length + text.length < CHUNK) {
+      last.node.appendData(text);
       last.end = chunk.end;
     } else {
-      const node = document.createTextNode(chunk.text);
+      const node = document.createTextNode(text);
       this.place.append(node);
       this.chunks.push({ node, start: chunk.start, end: chunk.end });
     }
@@ -109,7 +114,7 @@ export class LogWindow {
     this.size = chunk.size;
     if (chunk.end !== this.start || chunk.text === "") return;
     const height = this.place.scrollHeight;
-    const node = document.createTextNode(chunk.text);
+    const node = document.createTextNode(LogWindow.plain(chunk.text));
     this.place.prepend(node);
     this.chunks.unshift({ node, start: chunk.start, end: chunk.end });
     this.place.scrollTop += this.place.scrollHeight - height;

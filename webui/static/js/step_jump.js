@@ -1,6 +1,8 @@
 // A click on a bar opens its steps in the timeline; the arrow keys go from step to step.
 //   data-jump="/runs/x/timeline?..."   around a figure whose bars have their last step as `customdata`
 //   data-key="ArrowLeft"               a link that this key follows, unless the reader is typing or in a figure
+import { writes } from "./typing.js";
+
 const listening = new WeakSet();
 
 document.addEventListener("rhyme:drawn", (event) => {
@@ -18,7 +20,6 @@ document.addEventListener("rhyme:drawn", (event) => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  if (event.target.closest("input, select, textarea, [data-figure], .tabs, .table-box")) return;
+  if (event.shiftKey || writes(event) || event.target.closest("[data-figure], .tabs, .table-box")) return;
   document.querySelector(`a[data-key="${CSS.escape(event.key)}"]`)?.click();
 });
