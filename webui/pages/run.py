@@ -41,11 +41,15 @@ class TileForm:
     is_share: bool
     more_is_better: bool
     unit: str = ""
+    window: str = "whole run"
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile as shown. `change` from `compared`, both empty if unknown; `trend`: "better", "worse" or ""."""
+    """A tile as shown. `window`: the steps of its value. `change` from `compared`, both empty if unknown.
+
+    `trend`: "better", "worse", or "" for a change within the noise of the steps.
+    """
 
     title: str
     hint: str
@@ -54,11 +58,12 @@ class Tile:
     compared: str
     trend: str
     unit: str
+    window: str
 
 
 LEVEL_WORDS = {"healthy": "healthy", "look": "look here", "broken": "broken"}
 TILES: tuple[TileForm, ...] = (
-    TileForm("reward", "Reward", "Mean over the last epoch with rewards", False, True),
+    TileForm("reward", "Reward", "Mean over the last epoch with rewards", False, True, window="last epoch"),
     TileForm("tokens_per_second", "Throughput", "Response tokens per second of rollout", False, True, "tokens/s"),
     TileForm("speculation_rate", "Speculation rate", "Share of response tokens that were accepted drafts", True, True),
     TileForm(
@@ -146,14 +151,13 @@ def _tiles(session: Session, run: Run) -> list[Tile]:
 def _tile(form: TileForm, value: float | None, change: Change | None) -> Tile:
     written = text.percent(value) if form.is_share else text.number(value)
     if change is None:
-        return Tile(form.title, form.hint, written, "", "", "", form.unit)
+        return Tile(form.title, form.hint, written, "", "", "", form.unit, form.window)
     moved = text.change(change.by, form.is_share)
     trend = ""
-    if not moved.startswith("±"):
+    if change.is_clear and not moved.startswith("±"):
         trend = "better" if (change.by > 0) == form.more_is_better else "worse"
-    return Tile(
-        form.title, form.hint, written, moved, f"vs. {text.counted(change.steps, 'step')} before", trend, form.unit
-    )
+    compared = f"vs. {text.counted(change.steps, 'step')} before"
+    return Tile(form.title, form.hint, written, moved, compared, trend, form.unit, form.window)
 
 
 @dataclass(frozen=True)

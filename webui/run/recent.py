@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, variance
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -14,6 +15,7 @@ from rhyme_openrlhf.api.read.run_json import RunSummary
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import Step
+from rhyme_openrlhf.telemetry.metrics import ERRORS
 
 # Number of steps compared with as many before them: enough to average out single steps, few enough to be recent.
 RECENT = 10
@@ -21,10 +23,14 @@ RECENT = 10
 
 @dataclass(frozen=True)
 class Change:
-    """The difference between the mean of the last `steps` values and the mean of the `steps` values before."""
+    """The difference between the mean of the last `steps` values and the mean of the `steps` values before.
+
+    `is_clear`: it is more than the noise of these values.
+    """
 
     by: float
     steps: int
+    is_clear: bool
 
 
 def recent_change(values: Sequence[float | None]) -> Change | None:
@@ -36,7 +42,9 @@ def recent_change(values: Sequence[float | None]) -> Change | None:
     half = len(known) // 2
     if half < 2:
         return None
-    return Change(fmean(known[half:][-half:]) - fmean(known[:half]), half)
+    before, after = known[:half], known[-half:]
+    by = fmean(after) - fmean(before)
+    return Change(by, half, abs(by) > ERRORS * math.sqrt((variance(before) + variance(after)) / half))
 
 
 def step_ends(session: Session, run: Run) -> list[tuple[int, float]]:

@@ -137,13 +137,13 @@ def test_a_run_without_drafts_gets_a_sentence_instead_of_figures(empty_dashboard
     assert "This run has no drafts" not in pages["with"]
     # The gain stands before what explains it.
     assert 0 < pages["with"].index("figures/draft_gain") < pages["with"].index("figures/draft_sources")
-    assert "models/small</span>" in client.get("/").text
+    assert "models/<wbr>small</span>" in client.get("/").text
 
 
 def test_a_demonstration_says_that_it_starts_no_runs(empty_dashboard: Any) -> None:
     client = empty_dashboard.signed_in()
     before = client.get("/ui/cluster/parts/state").text
-    launching = Launching(LaunchSettings(), Path("/nowhere"), (), "http://127.0.0.1", demo=True)
+    launching = Launching(LaunchSettings(), Path("/nowhere"), (Path("/nowhere"),), "http://127.0.0.1", demo=True)
     empty_dashboard.app.state.launching = launching
     for path in ("/ui/cluster/parts/state", "/runs/new"):
         shown = client.get(path).text
