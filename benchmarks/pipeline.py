@@ -45,6 +45,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.simulation.engine_kinds import FOLDER
@@ -202,7 +204,7 @@ def figures(record: Sequence[Recorded]) -> dict[str, Any]:
         "bubble_stage": idle / staged,
         "bubble_wall": 1 - states["rollout"] / wall,
         "states": {name: one / wall for name, one in sorted(states.items())},
-        "ranks": [dataclasses.asdict(event) for event in events if isinstance(event, RankStability)],
+        "ranks": [structs.asdict(event) for event in events if isinstance(event, RankStability)],
         "moved": {epoch: moved[epoch] / count for epoch, count in sorted(generated.items())},
         "off_policyness": dict(sorted(ages.items())),
         "reward": [event.metrics["reward"] for event in events if isinstance(event, TrainStep)][-1],

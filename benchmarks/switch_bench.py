@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import statistics
 import time
 from collections import defaultdict
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from movable_engines import LocalEngine
+from msgspec import structs
 
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
@@ -121,7 +121,7 @@ class Stage:
         self.reports.stop()
         self.keeper.stop()
         return {
-            "seconds": seconds, "switches": [dataclasses.asdict(event) for event in self.switches],
+            "seconds": seconds, "switches": [structs.asdict(event) for event in self.switches],
             "orders_s": {method: statistics.median(took) for method, took in self.mover.took.items()},
             "moves": [(record.downtime, record.seconds) for record in self.records],
             "tokens": [list(output.outputs[0].token_ids) for output, _ in outputs],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import inspect
 import re
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
 from fastapi.openapi.utils import get_openapi
 
 from rhyme_openrlhf.api.app import PREFIX, routes
@@ -77,7 +77,7 @@ def _fields(name: str, described: type[Any]) -> Iterator[str]:
             _default(field),
             notes.get(field.name) or meaning(name, field.name),
         ]
-        for field in dataclasses.fields(described)
+        for field in fields(described)
     ]
     # Columns in which no field has anything are left out.
     kept = [column for column in range(4) if any(row[column] for row in rows)]
@@ -111,15 +111,21 @@ def _field_notes(kind: type[Any]) -> dict[str, str]:
 
 def _type(hint: Any) -> str:
     words = hint.__name__ if isinstance(hint, type) and not getattr(hint, "__args__", ()) else str(hint)
+    words = re.sub(r"typing\.Optional\[(.*)\]", r"\1 | None", words)
     choices = re.sub(r"typing\.Literal\[(.*?)\]", lambda found: found.group(1).replace("''", '""'), words)
     choices = re.sub(r"'(\w+)'", r"`\1`", choices).replace("NoneType", "None")
     return re.sub(r"\w+\.(?=\w)", "", choices).replace("|", "or")
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default_factory is not dataclasses.MISSING:
+def fields(described: type[Any]) -> tuple[msgspec.inspect.Field, ...]:
+    """Return the fields of an event's class, or of the counters."""
+    return msgspec.inspect.type_info(described).fields  # type: ignore[attr-defined]
+
+
+def _default(field: msgspec.inspect.Field) -> str:
+    if field.default_factory is not msgspec.NODEFAULT:
         return f"`{field.default_factory()}`"
-    return "" if field.default is dataclasses.MISSING else f"`{field.default!r}`".replace("'", '"')
+    return "" if field.default is msgspec.NODEFAULT else f"`{field.default!r}`".replace("'", '"')
 
 
 def addresses() -> str:

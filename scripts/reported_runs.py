@@ -16,17 +16,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from rhyme_openrlhf.client import exchange
-from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.event_log import EventLog
-from rhyme_openrlhf.telemetry.events import Recorded, RunFinished
+from rhyme_openrlhf.telemetry.events import Recorded, RunFinished, parse
 from rhyme_openrlhf.telemetry.reporter import NOT_SENT
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE
 
@@ -226,8 +226,7 @@ def _endless() -> Iterator[Recorded]:
     for repetition in itertools.count():
         for one in body:
             if step := getattr(one.event, "step", 0):
-                later: Callable[..., Any] = replace
-                yield replace(one, event=later(one.event, step=step + repetition * steps))
+                yield replace(one, event=msgspec.structs.replace(one.event, step=step + repetition * steps))
             else:
                 yield one
 

@@ -40,7 +40,6 @@ PURE_MODULES = (
     "telemetry/engine_events.py",
     "telemetry/batches.py",
     "telemetry/control_connection.py",
-    "telemetry/event_json.py",
     "telemetry/events.py",
     "telemetry/metrics.py",
     "telemetry/reporter.py",

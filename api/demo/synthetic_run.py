@@ -4,8 +4,8 @@ Nothing is measured or simulated. Engine times, lengths and rates are drawn from
 event occurs, also those of features that this version does not have. The run's name, its configuration and the note of
 its first event say so.
 
-Invariants: the same settings give the same events; intervals of an engine do not overlap; every event passes the schema
-(`event_json.py`).
+Invariants: the same settings give the same events; intervals of an engine do not overlap; every event has the
+form of its kind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhyme_openrlhf.settings.control import UID_DIGITS
-from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     SCHEMA_VERSION,
     CheckpointSaved,
@@ -46,6 +45,7 @@ from rhyme_openrlhf.telemetry.events import (
     SystemSample,
     TrainStep,
     WeightsPublished,
+    to_json,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE, write_json

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rhyme_openrlhf.api.ingest.totals import BUBBLE_COLUMNS, COUNTER_COLUMNS, finite, quantised, stage_of
-from rhyme_openrlhf.api.ingest.validation import EVALUATION_PREFIX, INT32_MAX, Arrived
+from rhyme_openrlhf.api.ingest.validation import EVALUATION_PREFIX, Arrived
 from rhyme_openrlhf.telemetry import metrics
 from rhyme_openrlhf.telemetry.events import (
+    INT32_MAX,
     REWARD_METRIC,
     CheckpointSaved,
     EngineInterval,

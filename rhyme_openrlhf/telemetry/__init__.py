@@ -2,7 +2,7 @@
 
 Read in this order:
 
-1. `events` is the schema; `event_json` is its JSON form.
+1. `events` is the schema and its JSON form.
 2. `metrics` says what an engine counts, and which figures are made of the counts.
 3. `engine_events` turns an engine's answers into events; `system_sample` looks at a machine.
 4. `services` is what every process knows of the run; `recorder` is the actor to which all processes send events.

@@ -1,4 +1,4 @@
-"""The events of a run: their schema. `event_json.py` has their JSON form.
+"""The events of a run: their schema and their JSON form, both from the classes here.
 
 An event says what happened; `Recorded` adds when, by whom and which of that source's events. The record of a run is the
 sequence of its events, and everything shown about a run (terminal, summary, dashboard) is computed from them.
@@ -6,19 +6,35 @@ sequence of its events, and everything shown about a run (terminal, summary, das
 Compatibility: unknown kinds and unknown fields are a newer writer's and are skipped. A new field needs a default, so
 that older records can still be read. A changed meaning needs a new SCHEMA_VERSION.
 
+The JSON form is {"kind", "time" (unix seconds), "source" ("driver", "trainer", "engine-0", ...), "sequence" (counted
+from 0 per source), and the event's fields}. It is strict JSON: a float that is not finite, such as a diverged loss, is
+the string "nan", "inf" or "-inf". What `to_json` returns, `parse` turns back into the same event. Both refuse by name
+what does not have the form of its kind.
+
 Counting: steps and epochs count from 1. Weight version 0 is what the run starts with, version v is what training step
 v produced.
 """
 
 from __future__ import annotations
 
+import numbers
+import re
 import statistics
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from rhyme_openrlhf.telemetry.metrics import EngineCounters
+import msgspec
+
+from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, LATER, EngineCounters
+from rhyme_openrlhf.telemetry.run_directory import strict
 
 SCHEMA_VERSION = 1
+# What both databases and every reader of JSON hold exactly. Counts have room for sums.
+INT32_MAX, COUNT_MAX = 2**31 - 1, 2**53
+Int32 = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=-COUNT_MAX, le=COUNT_MAX)]
 
 # The two names in TrainStep that readers rely on: the part that is the rollout stage, and the samples' mean reward.
 ROLLOUT_PART = "rollout"
@@ -36,9 +52,12 @@ Stage = Literal["experience", "train", "sync", "check", "checkpoint", "evaluate"
 RunStatus = Literal["succeeded", "failed", "stopped"]
 
 
-@dataclass(frozen=True)
-class Event:
-    """Base of all kinds. A kind is a frozen dataclass whose field names differ from the envelope's.
+def _kind(class_name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="kind", tag=_kind):
+    """Base of all kinds. A kind is the class's name in small letters; its field names differ from the envelope's.
 
     Each kind declares `progress`: True if a run that hangs cannot write it. Then it restarts the time limits of
     `run/stage_watch.py`. Kinds that repeat by a clock, or report what was done before, are no progress.
@@ -48,9 +67,9 @@ class Event:
     progress: ClassVar[bool]
 
     def __init_subclass__(cls) -> None:
-        undeclared = {"kind", "progress"} - set(vars(cls))
-        if undeclared:
-            raise TypeError(f"event {cls.__name__} declares no {' and no '.join(sorted(undeclared))}")
+        cls.kind = _kind(cls.__name__)
+        if "progress" not in vars(cls):
+            raise TypeError(f"event {cls.__name__} declares no progress")
 
 
 @dataclass(frozen=True)
@@ -63,80 +82,72 @@ class Recorded:
     sequence: int
 
 
-@dataclass(frozen=True)
-class RunStarted(Event):
+class RunStarted(Event, frozen=True):
     """First event of a run. `steps_per_epoch` is None where the data set's length is not known beforehand."""
 
-    kind: ClassVar[str] = "run_started"
     progress: ClassVar[bool] = True
-    schema_version: int
+    schema_version: Int32
     name: str
     command: list[str]
-    engines: int
-    tensor_parallel_size: int
-    epochs: int
-    steps_per_epoch: int | None
-    prompts_per_step: int
-    samples_per_prompt: int
+    engines: Int32
+    tensor_parallel_size: Int32
+    epochs: Int32
+    steps_per_epoch: Int32 | None
+    prompts_per_step: Int32
+    samples_per_prompt: Int32
     asynchronous: bool
     emulated: str = ""
     """The machine whose step times the run was stretched to; "": it ran on its own clock."""
 
 
-@dataclass(frozen=True)
-class RolloutStarted(Event):
+class RolloutStarted(Event, frozen=True):
     """The rollout stage of a step begins: `prompts` prompts, `samples` samples in all."""
 
-    kind: ClassVar[str] = "rollout_started"
     progress: ClassVar[bool] = True
-    step: int
-    epoch: int
-    prompts: int
-    samples: int
+    step: Int32
+    epoch: Int32
+    prompts: Int32
+    samples: Int32
 
 
-@dataclass(frozen=True)
-class RolloutProgress(Event):
+class RolloutProgress(Event, frozen=True):
     """About once a second. All counts are since the rollout stage began, over all engines, as is `seconds`.
 
     The slowest sample is the unfinished one with the most response tokens: of prompt `slowest_prompt` (its key), on
     engine `slowest_engine`, with `slowest_tokens` tokens. None where no sample runs, and in records of older writers.
     """
 
-    kind: ClassVar[str] = "rollout_progress"
     progress: ClassVar[bool] = True
-    step: int
-    samples_done: int
-    samples_total: int
-    response_tokens: int
+    step: Int32
+    samples_done: Int32
+    samples_total: Int32
+    response_tokens: Count
     seconds: float
-    drafted: int
-    accepted: int
+    drafted: Count
+    accepted: Count
     slowest_prompt: str = ""
-    slowest_engine: int | None = None
-    slowest_tokens: int = 0
+    slowest_engine: Int32 | None = None
+    slowest_tokens: Int32 = 0
 
 
-@dataclass(frozen=True)
-class RolloutFinished(Event):
+class RolloutFinished(Event, frozen=True):
     """All samples of a step are generated. Lengths in tokens; `truncated` samples ran into the length limit.
 
     `reward_mean` is None where rewards are computed later; then `TrainStep.metrics[REWARD_METRIC]` has it.
     """
 
-    kind: ClassVar[str] = "rollout_finished"
     progress: ClassVar[bool] = True
-    step: int
-    epoch: int
+    step: Int32
+    epoch: Int32
     seconds: float
-    samples: int
-    response_tokens: int
+    samples: Int32
+    response_tokens: Count
     reward_mean: float | None
     length_mean: float
     length_median: float
     length_p95: float
-    length_max: int
-    truncated: int
+    length_max: Int32
+    truncated: Int32
 
     @classmethod
     def of(
@@ -159,116 +170,103 @@ class RolloutFinished(Event):
         )
 
 
-@dataclass(frozen=True)
-class EngineStep(Event):
+class EngineStep(Event, frozen=True):
     """The counters of one engine in one rollout stage; `weight_version` is None where weights are not numbered."""
 
-    kind: ClassVar[str] = "engine_step"
     progress: ClassVar[bool] = False
-    step: int
-    engine: int
+    step: Int32
+    engine: Int32
     counters: EngineCounters
-    weight_version: int | None
+    weight_version: Int32 | None
 
 
-@dataclass(frozen=True)
-class EngineInterval(Event):
+class EngineInterval(Event, frozen=True):
     """One engine was in one state from `start` to `end` (unix seconds); an engine's intervals do not overlap.
 
     "sync" is loading weights. `cause` says why an engine was idle, and is empty in the other states.
     """
 
-    kind: ClassVar[str] = "engine_interval"
     progress: ClassVar[bool] = False
-    engine: int
+    engine: Int32
     state: EngineState
     start: float
     end: float
-    step: int
-    weight_version: int | None = None
+    step: Int32
+    weight_version: Int32 | None = None
     cause: BubbleCause = ""
 
     def within(self, start: float, end: float) -> EngineInterval | None:
         """Return the part of it between two moments; None if there is none."""
         start, end = max(self.start, start), min(self.end, end)
-        return replace(self, start=start, end=end) if start < end else None
+        return msgspec.structs.replace(self, start=start, end=end) if start < end else None
 
 
-@dataclass(frozen=True)
-class EngineSample(Event):
+class EngineSample(Event, frozen=True):
     """One engine during a rollout: samples running now, and what it did since its last sample.
 
     About once a second up to 64 engines, and less often of more (training/rollout_watch.py).
     """
 
-    kind: ClassVar[str] = "engine_sample"
     progress: ClassVar[bool] = False
-    step: int
-    engine: int
-    running: int
+    step: Int32
+    engine: Int32
+    running: Int32
     seconds: float
-    response_tokens: int
-    drafted: int
-    accepted: int
+    response_tokens: Count
+    drafted: Count
+    accepted: Count
     kv_cache: float | None = None
     """Share of the KV cache in use, 0 to 1; None in records of older writers."""
 
 
-@dataclass(frozen=True)
-class SampleMoved(Event):
+class SampleMoved(Event, frozen=True):
     """An unfinished sample went from one engine to another, in `seconds`, with `tokens` tokens of context.
 
     `downtime_seconds`: from its stop to its first token elsewhere; `predicted_seconds`: what was expected of that.
     None: not known, or a record of an older writer.
     """
 
-    kind: ClassVar[str] = "sample_moved"
     progress: ClassVar[bool] = False
-    step: int
+    step: Int32
     sample: str
-    source_engine: int
-    destination_engine: int
+    source_engine: Int32
+    destination_engine: Int32
     cause: MoveCause
     carrier: MoveCarrier
     outcome: MoveOutcome
     seconds: float
-    tokens: int
+    tokens: Count
     downtime_seconds: float | None = None
     predicted_seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class LayoutSwitched(Event):
+class LayoutSwitched(Event, frozen=True):
     """A node's unfinished samples went to engines of another tensor-parallel size."""
 
-    kind: ClassVar[str] = "layout_switched"
     progress: ClassVar[bool] = True
-    step: int
+    step: Int32
     node: str
-    from_tp: int
-    to_tp: int
-    samples: int
+    from_tp: Int32
+    to_tp: Int32
+    samples: Int32
     seconds: float
 
 
-@dataclass(frozen=True)
-class RankGroups(Event):
+class RankGroups(Event, frozen=True):
     """The groups of like length that a step's prompts were put into. One entry a group, the shortest first.
 
     `prompts` and `engines`: how many each group has; `predicted` and `real`: its mean response length in tokens.
     """
 
-    kind: ClassVar[str] = "rank_groups"
     progress: ClassVar[bool] = False
-    step: int
+    step: Int32
     prompts: list[int]
     engines: list[int]
     predicted: list[float]
     real: list[float]
 
 
-@dataclass(frozen=True)
-class RankStability(Event):
+class RankStability(Event, frozen=True):
     """Rank correlation (Spearman) of the prompts' median response lengths in this epoch and the one before.
 
     Then RhymeRL's figure 9 and table 2 (history/ranks.py): what became of the `responses` responses of this epoch in
@@ -277,13 +275,12 @@ class RankStability(Event):
     half. All None in records of older writers.
     """
 
-    kind: ClassVar[str] = "rank_stability"
     progress: ClassVar[bool] = False
-    epoch: int
+    epoch: Int32
     correlation: float
-    prompts: int
-    groups: int | None = None
-    responses: int | None = None
+    prompts: Int32
+    groups: Int32 | None = None
+    responses: Int32 | None = None
     accurate: float | None = None
     near_boundary: float | None = None
     not_last: float | None = None
@@ -291,8 +288,7 @@ class RankStability(Event):
     migrated: float | None = None
 
 
-@dataclass(frozen=True)
-class HistoryState(Event):
+class HistoryState(Event, frozen=True):
     """A history worker has indexed its share of step `step`.
 
     `prompts` it knows (rounds of conversations counted singly); draft indexes in memory (`resident`) and on the disk
@@ -301,22 +297,20 @@ class HistoryState(Event):
     prompts without history (`misses`).
     """
 
-    kind: ClassVar[str] = "history_state"
     progress: ClassVar[bool] = False
-    step: int
-    worker: int
-    prompts: int
-    resident: int
-    spilled: int
-    memory_bytes: int
-    disk_bytes: int
-    hits: int
-    late: int
-    misses: int
+    step: Int32
+    worker: Int32
+    prompts: Int32
+    resident: Int32
+    spilled: Int32
+    memory_bytes: Count
+    disk_bytes: Count
+    hits: Int32
+    late: Int32
+    misses: Int32
 
 
-@dataclass(frozen=True)
-class EarlierRun(Event):
+class EarlierRun(Event, frozen=True):
     """A history worker's account of an earlier run after step `step` (0: at the start), for the worker's own prompts.
 
     - `run`, `uid`: its name, and its id in a control plane or "". `directory`: where its responses are.
@@ -327,24 +321,22 @@ class EarlierRun(Event):
     - `left_out`: nothing is drafted from it now.
     """
 
-    kind: ClassVar[str] = "earlier_run"
     progress: ClassVar[bool] = False
-    step: int
-    worker: int
+    step: Int32
+    worker: Int32
     run: str
     uid: str
     directory: str
-    prompts: int
-    of: int
-    epochs: int
-    drafted_from: int
-    judged: int
-    right: int
+    prompts: Int32
+    of: Int32
+    epochs: Int32
+    drafted_from: Int32
+    judged: Int32
+    right: Int32
     left_out: bool
 
 
-@dataclass(frozen=True)
-class DraftBudget(Event):
+class DraftBudget(Event, frozen=True):
     """An engine's choice of drafts in a step's rollout stage, by how many samples were running.
 
     One entry for each number of running samples: decode steps with that many, and the mean draft length chosen (tokens
@@ -352,21 +344,19 @@ class DraftBudget(Event):
     number of accepted draft tokens of all samples, as expected and as it was (empty in records of older writers).
     """
 
-    kind: ClassVar[str] = "draft_budget"
     progress: ClassVar[bool] = False
-    step: int
-    engine: int
+    step: Int32
+    engine: Int32
     running: list[int]
     decode_steps: list[int]
     draft_length: list[float]
     predicted_ms: list[float]
     real_ms: list[float]
-    expected_accepted: list[float] = field(default_factory=list)
-    accepted: list[float] = field(default_factory=list)
+    expected_accepted: list[float] = []
+    accepted: list[float] = []
 
 
-@dataclass(frozen=True)
-class DraftGain(Event):
+class DraftGain(Event, frozen=True):
     """The gain of drafts on an engine, as the run measured it by leaving them out now and then.
 
     Tokens per second with drafts / of an engine without speculation: the mean of the last `intervals` comparisons, and
@@ -376,29 +366,26 @@ class DraftGain(Event):
     where it is not known, and in records of older writers.
     """
 
-    kind: ClassVar[str] = "draft_gain"
     progress: ClassVar[bool] = False
-    step: int
-    engine: int
+    step: Int32
+    engine: Int32
     ratio: float
     low: float
     high: float
-    intervals: int
+    intervals: Int32
     drafting: bool
     within: float = 0.0
     estimate: float = 0.0
 
 
-@dataclass(frozen=True)
-class OffPolicyness(Event):
+class OffPolicyness(Event, frozen=True):
     """The age of the weights that a step's samples were begun with: `samples[i]` samples have `values[i]`.
 
     Off-policyness is the training step minus the weight version minus 1: 0 is on-policy.
     """
 
-    kind: ClassVar[str] = "off_policyness"
     progress: ClassVar[bool] = False
-    step: int
+    step: Int32
     values: list[int]
     samples: list[int]
     tokens: list[int] | None = None
@@ -406,8 +393,7 @@ class OffPolicyness(Event):
     None in records of older writers."""
 
 
-@dataclass(frozen=True)
-class SystemSample(Event):
+class SystemSample(Event, frozen=True):
     """One node, every few seconds. Shares are 0 to 1; sizes in bytes; None: not known on this machine.
 
     `cpu`: of all its cores; `load`: over a minute; `disk_free`: where the run directory is; `shared_memory`: used of
@@ -415,16 +401,15 @@ class SystemSample(Event):
     (resident bytes): the run's processes on this node by name, each with the processes below it.
     """
 
-    kind: ClassVar[str] = "system_sample"
     progress: ClassVar[bool] = False
     node: str
     cpu: float
     load: float
-    memory_used: int
-    memory_total: int
-    disk_free: int | None
-    shared_memory: int | None
-    object_store: int | None
+    memory_used: Count
+    memory_total: Count
+    disk_free: Count | None
+    shared_memory: Count | None
+    object_store: Count | None
     gpu: list[float]
     gpu_memory_used: list[int]
     gpu_memory_total: list[int]
@@ -432,31 +417,26 @@ class SystemSample(Event):
     process_memory: dict[str, int]
 
 
-@dataclass(frozen=True)
-class WeightsPublished(Event):
+class WeightsPublished(Event, frozen=True):
     """The trainer published a weight version, in `seconds`, as `buckets` pieces of `bytes` bytes in all."""
 
-    kind: ClassVar[str] = "weights_published"
     progress: ClassVar[bool] = True
-    version: int
+    version: Int32
     seconds: float
-    bytes: int
-    buckets: int
+    bytes: Count
+    buckets: Int32
 
 
-@dataclass(frozen=True)
-class WeightsLoaded(Event):
+class WeightsLoaded(Event, frozen=True):
     """An engine has loaded a weight version, in `seconds`."""
 
-    kind: ClassVar[str] = "weights_loaded"
     progress: ClassVar[bool] = True
-    version: int
-    engine: int
+    version: Int32
+    engine: Int32
     seconds: float
 
 
-@dataclass(frozen=True)
-class WeightsChecked(Event):
+class WeightsChecked(Event, frozen=True):
     """Log-probabilities of a sequence after a weight sync: how far an engine is from the trained model.
 
     `moved`: how far the engine's own moved by this sync, `policy_moved` the trained model's by this training step
@@ -464,129 +444,108 @@ class WeightsChecked(Event):
     nothing has `moved` 0 while the policy moved, and a `max_difference` at least as large as the policy's movement.
     """
 
-    kind: ClassVar[str] = "weights_checked"
     progress: ClassVar[bool] = True
-    version: int
-    engine: int
+    version: Int32
+    engine: Int32
     max_difference: float
     moved: float | None = None
     policy_moved: float | None = None
 
 
-@dataclass(frozen=True)
-class TrainStep(Event):
+class TrainStep(Event, frozen=True):
     """A step is finished. `seconds_by_part`: its parts, which do not overlap (ROLLOUT_PART, "train", ...).
 
     `metrics` are the trainer's scalars (policy_loss, reward, kl, actor_grad_norm, ...).
     """
 
-    kind: ClassVar[str] = "train_step"
     progress: ClassVar[bool] = True
-    step: int
-    epoch: int
+    step: Int32
+    epoch: Int32
     seconds_by_part: dict[str, float]
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True)
-class StageStarted(Event):
+class StageStarted(Event, frozen=True):
     """The trainer begins a stage of training step `step`; the rollout stage has RolloutStarted."""
 
-    kind: ClassVar[str] = "stage_started"
     progress: ClassVar[bool] = True
-    step: int
+    step: Int32
     stage: Stage
 
 
-@dataclass(frozen=True)
-class ProcessReady(Event):
+class ProcessReady(Event, frozen=True):
     """A process that the first rollout waits for has started: an engine ("engine 1"), or the policy (POLICY)."""
 
-    kind: ClassVar[str] = "process_ready"
     progress: ClassVar[bool] = True
     name: str
 
 
-@dataclass(frozen=True)
-class Measuring(Event):
+class Measuring(Event, frozen=True):
     """A run without a profile measures the decode steps of an engine: `done` of at most `total` points.
 
     The last event has `done` = `total`, also where the time for measuring ended before all points were measured.
     """
 
-    kind: ClassVar[str] = "measuring"
     progress: ClassVar[bool] = True
-    done: int
-    total: int
+    done: Int32
+    total: Int32
 
 
-@dataclass(frozen=True)
-class ProcessDied(Event):
+class ProcessDied(Event, frozen=True):
     """A process of the run ended that should not have; `healed` says that a new one took its place.
 
     `name` is what users call it ("engine 1"); `log_tail` are its last log lines, as far as they could be had.
     """
 
-    kind: ClassVar[str] = "process_died"
     progress: ClassVar[bool] = False
     name: str
-    pid: int
+    pid: Int32
     node: str
     cause: str
     healed: bool
     log_tail: list[str]
 
 
-@dataclass(frozen=True)
-class Evaluation(Event):
+class Evaluation(Event, frozen=True):
     """Results of an evaluation after `step` training steps."""
 
-    kind: ClassVar[str] = "evaluation"
     progress: ClassVar[bool] = True
-    step: int
+    step: Int32
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True)
-class EvaluationProgress(Event):
+class EvaluationProgress(Event, frozen=True):
     """About once a second during the evaluation after `step` training steps, if engines did more since the last one.
 
     What all engines did since the evaluation began; in the streaming pipeline they may still complete a rollout.
     """
 
-    kind: ClassVar[str] = "evaluation_progress"
     progress: ClassVar[bool] = True
-    step: int
-    samples_done: int
-    response_tokens: int
+    step: Int32
+    samples_done: Int32
+    response_tokens: Count
     seconds: float
 
 
-@dataclass(frozen=True)
-class CheckpointSaved(Event):
+class CheckpointSaved(Event, frozen=True):
     """A checkpoint of the state after `step` training steps lies at `path`."""
 
-    kind: ClassVar[str] = "checkpoint_saved"
     progress: ClassVar[bool] = True
-    step: int
+    step: Int32
     path: str
 
 
-@dataclass(frozen=True)
-class Note(Event):
+class Note(Event, frozen=True):
     """Something a person should read: a start-up phase, a fallback, a warning."""
 
-    kind: ClassVar[str] = "note"
     progress: ClassVar[bool] = False
     level: NoteLevel
     text: str
 
 
-@dataclass(frozen=True)
-class RunFinished(Event):
+class RunFinished(Event, frozen=True):
     """Last event of a run that was not killed. `seconds` since it started."""
 
-    kind: ClassVar[str] = "run_finished"
     progress: ClassVar[bool] = True
     status: RunStatus
     message: str
@@ -600,3 +559,126 @@ EVENT_CLASSES: tuple[type[Event], ...] = (
     WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessReady, Measuring, ProcessDied,
     Evaluation, EvaluationProgress, CheckpointSaved, Note, RunFinished,
 )  # fmt: skip
+
+
+class EventError(ValueError):
+    """An event does not have the form of its kind; the message names both, and `kind` and `field` hold them."""
+
+    def __init__(self, kind: str, field: str, problem: str) -> None:
+        super().__init__(f"event {kind!r}, field {field!r}: {problem}")
+        self.kind = kind
+        self.field = field
+
+
+class Envelope(msgspec.Struct):
+    """The fields of all kinds. Unlike a loss, a moment is never "nan": displays compute with it."""
+
+    time: Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+    source: str
+    sequence: int
+
+
+Form = TypeVar("Form", bound=msgspec.Struct)
+_CLASS_OF_KIND = {cls.kind: cls for cls in EVENT_CLASSES}
+
+
+def to_json(event: Event, time: float, source: str, sequence: int) -> dict[str, Any]:
+    """Return the event's JSON form, of plain Python values (NumPy's numbers become plain ones).
+
+    Raises EventError when a value does not have its field's type, so that a bad event fails where it is made.
+    """
+    fields = msgspec.structs.asdict(event)
+    try:
+        row = msgspec.to_builtins({"time": time, "source": source, "sequence": sequence, **fields}, enc_hook=_plain)
+    except TypeError as error:
+        raise EventError(event.kind, "event", str(error)) from error
+    recorded = parse({"kind": event.kind, **row})
+    assert recorded is not None
+    envelope = {"time": recorded.time, "source": source, "sequence": recorded.sequence}
+    return {"kind": event.kind, **envelope, **strict(msgspec.to_builtins(msgspec.structs.asdict(recorded.event)))}
+
+
+def parse(row: Mapping[str, Any]) -> Recorded | None:
+    """Return the event of a JSON form, or None when its kind is unknown.
+
+    Raises EventError, naming kind and field, when a field is missing or has the wrong type.
+    """
+    kind = row.get("kind")
+    if isinstance(kind, str) and kind not in _CLASS_OF_KIND:
+        return None
+    event, envelope = read(row)
+    assert event is not None
+    return Recorded(event, envelope.time, envelope.source, envelope.sequence)
+
+
+def read(row: Mapping[str, Any]) -> tuple[Event | None, Envelope]:
+    """Return the event of a JSON form, None when its kind is unknown, and its envelope. Raises EventError."""
+    kind = row.get("kind")
+    if not isinstance(kind, str):
+        raise EventError("?", "kind", "is missing or not a string")
+    envelope = _convert(kind, row, Envelope)
+    cls = _CLASS_OF_KIND.get(kind)
+    if cls is None:
+        return None, envelope
+    try:
+        event = msgspec.convert(row, cls)
+    except ValueError:
+        event = _convert(kind, _with_floats(row, cls), cls)
+    if cls is EngineStep:
+        for name in _REQUIRED_COUNTERS:
+            if name not in row["counters"]:
+                raise EventError(kind, f"counters.{name}", "is missing")
+    return event, envelope
+
+
+# The counters have defaults for those who count. In a record, only those that older writers lack may be missing.
+_REQUIRED_COUNTERS = [name for name in COUNTER_NAMES if name not in LATER]
+_FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+def _with_floats(row: Mapping[str, Any], cls: type[Event]) -> dict[str, Any]:
+    """Return the row with its strings for floats that strict JSON lacks as floats."""
+    hints = get_type_hints(cls)
+    return {name: _floats(value) if "float" in str(hints.get(name)) else value for name, value in row.items()}
+
+
+def _floats(value: Any) -> Any:
+    if isinstance(value, str):
+        return _FLOATS.get(value, value)
+    if isinstance(value, dict):
+        return {key: _floats(item) for key, item in value.items()}
+    return [_floats(item) for item in value] if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or text of a library as Python's own."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    raise NotImplementedError
+
+
+def _convert(kind: str, row: Mapping[str, Any], cls: type[Form]) -> Form:
+    """Return the fields of `cls` in a row. Raises EventError, naming the field."""
+    try:
+        return msgspec.convert(row, cls)
+    except ValueError as error:  # ValidationError, or UnicodeEncodeError of text that is no Unicode
+        problem, _, place = str(error).partition(" - at ")
+        field = place.rpartition("$")[2].strip(".`")
+        if missing := re.search(r"missing required field `(\w+)`", problem):
+            field, problem = missing[1], "is missing"
+        elif field.endswith("[...]"):
+            name, hint = field.removesuffix("[...]"), get_type_hints(cls)[field.removesuffix("[...]")]
+            field = next((f"{name}.{key}" for key, one in row[name].items() if not _fits({key: one}, hint)), name)
+        raise EventError(kind, field or "event", problem[0].lower() + problem[1:]) from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except ValueError:
+        return False
+    return True

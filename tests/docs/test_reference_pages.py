@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def test_every_field_of_an_event_has_a_meaning_and_every_meaning_a_field() -> No
     used: set[tuple[str, str]] = set()
     for name, described in [*((kind.kind, kind) for kind in EVENT_CLASSES), ("EngineCounters", EngineCounters)]:
         notes = reference_pages._field_notes(described)
-        for field in dataclasses.fields(described):
+        for field in reference_pages.fields(described):
             assert notes.get(field.name) or field_meanings.meaning(name, field.name), f"{name}: {field.name}"
             if field.name not in notes:
                 used.add((name, field.name))

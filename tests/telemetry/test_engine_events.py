@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace as NS
 from typing import Any
 
@@ -17,15 +16,23 @@ from rhyme_openrlhf.telemetry.engine_events import (
     interval_events,
     slowest_sample,
 )
-from rhyme_openrlhf.telemetry.event_json import parse, to_json
-from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain, EngineInterval, EngineStep, Note
+from rhyme_openrlhf.telemetry.events import (
+    DraftBudget,
+    DraftGain,
+    EngineInterval,
+    EngineStep,
+    Event,
+    Note,
+    parse,
+    to_json,
+)
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 COUNTERS = EngineCounters(response_tokens=3)
 
 
-def fields_of(kind: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind) if field.init and field.name not in ("step", "engine")]
+def fields_of(kind: type[Event]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if name not in ("step", "engine")]
 
 
 # Of no decode step.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from rhyme_openrlhf.telemetry.event_log import EventLog, read_events
 from rhyme_openrlhf.telemetry.events import (
@@ -83,9 +84,9 @@ def test_rewards_that_the_trainer_computes_later_and_lost_ones(finished_run: lis
     def later(recorded: Recorded) -> Recorded:
         event = recorded.event
         if isinstance(event, RolloutFinished):
-            return replace(recorded, event=replace(event, reward_mean=None))
+            return replace(recorded, event=structs.replace(event, reward_mean=None))
         if isinstance(event, TrainStep):
-            return replace(recorded, event=replace(event, metrics={"reward": rewards[event.step]}))
+            return replace(recorded, event=structs.replace(event, metrics={"reward": rewards[event.step]}))
         return recorded
 
     first, second = summarize(map(later, finished_run)).epochs
@@ -121,7 +122,7 @@ def test_earlier_runs_are_told_with_what_they_gave(finished_run: list[Recorded])
         if isinstance(event, EngineStep):
             epoch_1 = event.step <= 2
             counters = replace(event.counters, response_tokens=100, accepted=80, accepted_earlier=60 if epoch_1 else 20)
-            return replace(recorded, event=replace(event, counters=counters))
+            return replace(recorded, event=structs.replace(event, counters=counters))
         return recorded
 
     found = summarize(map(more, finished_run))
@@ -206,7 +207,7 @@ def test_text_of_a_failed_run_of_unknown_length_says_why(finished_run: list[Reco
     started = next(r for r in finished_run if isinstance(r.event, RunStarted))
     assert isinstance(started.event, RunStarted)
     events = [
-        replace(started, event=replace(started.event, steps_per_epoch=None)),
+        replace(started, event=structs.replace(started.event, steps_per_epoch=None)),
         Recorded(RunFinished("failed", "engine 0 died:\nout of memory", 5.0), started.time + 5, "driver", 1),
     ]
     assert render(summarize(events), "runs/demo").splitlines()[:2] == [

@@ -1,6 +1,5 @@
 """Rows made of events, without a store."""
 
-import dataclasses
 import itertools
 import math
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from rhyme_openrlhf.api.ingest.rollup import (
     ENGINE_STEP_COUNTERS,
@@ -99,13 +99,13 @@ def test_an_unfinished_stage_has_no_bubbles_yet() -> None:
 
 
 def test_intervals_without_a_moment_are_left_out() -> None:
-    rollup = roll_up(STARTED, FINISHED, dataclasses.replace(TAIL, end=math.nan))
+    rollup = roll_up(STARTED, FINISHED, structs.replace(TAIL, end=math.nan))
     assert rollup.intervals == [] and rollup.steps[1]["intervals"] == 0
 
 
 def test_what_a_newer_attempt_does_gets_nothing() -> None:
     checkpoint = CheckpointSaved(5, "c")
-    rollup = roll_up(STARTED, dataclasses.replace(STARTED, step=3), Evaluation(4, {"a": 1.0}), checkpoint, ceiling=3)
+    rollup = roll_up(STARTED, structs.replace(STARTED, step=3), Evaluation(4, {"a": 1.0}), checkpoint, ceiling=3)
     assert sorted(rollup.steps) == [1] and rollup.metrics == rollup.new_metrics == {}
     assert list(rollup.checkpoints) == [(5, "c")]
 
@@ -113,14 +113,14 @@ def test_what_a_newer_attempt_does_gets_nothing() -> None:
 def test_who_claims_a_step() -> None:
     """What is said of the state after a step does not say that the attempt does it."""
     events = arrived(
-        Evaluation(1, {}), CheckpointSaved(2, "c"), RankStability(1, 0.5, 3), dataclasses.replace(TAIL, step=9)
+        Evaluation(1, {}), CheckpointSaved(2, "c"), RankStability(1, 0.5, 3), structs.replace(TAIL, step=9)
     )
     assert claimed_steps(events) == steps_concerned(events) == {9}
 
 
 def test_two_parts_of_one_engines_step_are_added() -> None:
     part = EngineStep(1, 0, EngineCounters(response_tokens=5, busy_seconds=0.5), 3)
-    rollup = roll_up(part, part, dataclasses.replace(part, engine=1))
+    rollup = roll_up(part, part, structs.replace(part, engine=1))
     assert rollup.engine_steps[1, 0][:2] == [3, 10]
     assert rollup.steps[1]["engine_tokens"] == 15 and rollup.steps[1]["busy_seconds"] == 1.5
 
@@ -142,8 +142,8 @@ def test_only_metrics_that_can_meet_no_stored_ones_are_new() -> None:
 def test_planned_steps_that_no_column_holds_are_unknown() -> None:
     run = RunStarted(1, "n", [], 1, 1, 2, 3, 4, 5, False)
     assert planned_steps(run) == 6
-    assert planned_steps(dataclasses.replace(run, epochs=2**31 - 1)) is None
-    assert planned_steps(dataclasses.replace(run, steps_per_epoch=None)) is None
+    assert planned_steps(structs.replace(run, epochs=2**31 - 1)) is None
+    assert planned_steps(structs.replace(run, steps_per_epoch=None)) is None
 
 
 # Together below 2^33, as far as sums are exact.
@@ -174,7 +174,7 @@ def test_a_step_whose_epoch_becomes_known_moves_there() -> None:
 
 def test_a_reward_that_is_no_number_or_absurd_counts_for_no_mean() -> None:
     for reward in (math.nan, 1e300):
-        row = roll_up(dataclasses.replace(FINISHED, reward_mean=reward)).steps[1]
+        row = roll_up(structs.replace(FINISHED, reward_mean=reward)).steps[1]
         assert epoch_changes([], [row])[1]["rewarded_samples"] == 0
 
 

@@ -3,19 +3,17 @@
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.api.ingest.validation import BadEventError, _arrived, _quick, prepare
+from rhyme_openrlhf.api.ingest.validation import BadEventError, from_store, prepare
 from rhyme_openrlhf.api.store.json_values import storable
-from rhyme_openrlhf.telemetry.event_json import parse
-from rhyme_openrlhf.telemetry.events import Note
+from rhyme_openrlhf.telemetry.events import Note, parse
 
-RECORDED = Path(__file__).parents[2] / "data" / "recorded_run.jsonl"
 NOTE = {"kind": "note", "time": 1.5, "source": "driver", "sequence": 0, "level": "info", "text": "hello"}
 STEP = {"kind": "checkpoint_saved", "time": 1.5, "source": "trainer", "sequence": 0, "step": 1, "path": "p"}
 TRAIN: dict[str, Any] = {
@@ -42,21 +40,13 @@ def test_bodies_are_the_events_without_their_envelope(make_run: Callable[..., li
         assert repr(one.event) == repr(recorded.event if recorded else None)
 
 
-def test_what_our_writers_write_takes_the_quick_way() -> None:
-    for line in RECORDED.read_text().splitlines():
-        row = json.loads(line)
-        assert repr(_quick(row)) == repr(_arrived(row))
-
-
 ODD = [
     None, True, 0, -1, 3.5, 2**31, 2**60, 10**400, 1e300, math.nan, "", "nan", "a\0b", "\ud800", "x" * 200, [], [1], {},
     {"a": None}, {"a": math.inf}, {"a": 1}, {"x" * 129: 1.0}, {"x" * 124: 1.0}, {"a\0": 1.0}, {1: 1.0},
 ]  # fmt: skip
 
 
-def test_the_quick_way_takes_nothing_that_the_close_look_refuses_or_sees_otherwise(
-    make_run: Callable[..., list[dict[str, Any]]],
-) -> None:
+def test_what_is_taken_can_be_stored_and_is_read_again_as_it_was(make_run: Callable[..., list[dict[str, Any]]]) -> None:
     rows = {row["kind"]: row for row in [*make_run(seed=4), NOTE, STEP, TRAIN, MOVED]}
     taken = 0
     for row in rows.values():
@@ -67,10 +57,10 @@ def test_the_quick_way_takes_nothing_that_the_close_look_refuses_or_sees_otherwi
             odd += [{**row, "counters": {**counters, name: value}} for name in [*counters, "new"] for value in ODD]
             odd += [{**row, "counters": {k: v for k, v in counters.items() if k != name}} for name in counters]
         for one in odd:
-            quick = _quick(one)
-            if quick is not None:
+            with suppress(BadEventError):
+                (arrived,) = prepare([one])
                 taken += 1
-                assert repr(quick) == repr(_arrived(one))
+                assert repr(from_store(*arrived[:5])) == repr(arrived)
     assert taken > len(rows)
 
 
@@ -100,7 +90,7 @@ def test_unknown_kinds_and_fields_are_kept_raw() -> None:
         ({**NOTE, "more": "\ud800"}, "not strict JSON"),
         ({"kind": "future", "time": 1.0, "source": "a"}, "'sequence': is missing"),
         ({"kind": "f" * 33, "time": 1.0, "source": "a", "sequence": 0}, "'kind'"),
-        ({**STEP, "step": 2**31}, "'step': must be at most"),
+        ({**STEP, "step": 2**31}, "'step': expected `int` <= 2147483647"),
         ({**STEP, "path": "a\0b"}, "'path'"),
         ({**TRAIN, "metrics": {"x" * 129: 1.0}}, "must have a name of at most 128"),
         ({**TRAIN, "metrics": {"a\0": 1.0}}, "must have a name"),
