@@ -11,9 +11,10 @@ import dataclasses
 import functools
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 import rhyme_openrlhf
 from rhyme_openrlhf.settings.config import OLD_FLAGS, SETTINGS_CLASSES
@@ -63,32 +64,33 @@ _LOWEST = {
 }
 
 
-@dataclass(frozen=True)
-class TypedOption:
-    """An option. `items`: None for a single value, else the least and most (None: any) values of a list.
+class TypedOption(BaseModel):
+    """An option of a run, as the API and the form show it. `kind`: the meaning of a text; None if it is no free text.
 
-    - `kind`: the meaning of a text, None if it is no free text; `path`: the same if it is a path
-    - `refused`: the reason why a spec may not set it, or ""
-    - `off_flag`: the flag that switches a bool off
-    - `expert`: few users set it
+    `off_flag`: the flag that switches a bool off.
     """
 
-    source: Literal["openrlhf", "rhyme"]
+    model_config = ConfigDict(frozen=True)
+
+    source: str = Field(description="openrlhf or rhyme.")
     group: str
     name: str
     flag: str
-    type: ValueType
+    type: ValueType = Field(description="bool, int, float or str; with `items`, the type of each value.")
     default: Any
     help: str
     choices: tuple[str, ...] | None = None
     low: float | None = None
     high: float | None = None
-    items: tuple[int, int | None] | None = None
+    items: tuple[int, int | None] | None = Field(
+        default=None, description="Least and most values of a list; null for one value."
+    )
     off_flag: str | None = None
-    kind: TextKind | None = None
-    refused: str = ""
-    expert: bool = False
+    kind: TextKind | None = Field(default=None, exclude=True)
+    refused: str = Field(default="", description="Reason why a spec may not set it; empty if it may.")
+    expert: bool = Field(default=False, description="True if few users set it: forms fold it away.")
 
+    @computed_field(description="Kind of file or directory that it names; null if none.")  # type: ignore[prop-decorator]
     @property
     def path(self) -> PathKind | None:
         """The kind of file or directory that the option names, or None."""
@@ -99,8 +101,10 @@ class TypedOption:
         """The option's place in a spec, as errors name it."""
         return f"arguments.{self.group}.{self.name}"
 
+    @computed_field(description="The allowed values in words.")  # type: ignore[prop-decorator]
+    @property
     def allowed(self) -> str:
-        """Return the allowed values in words."""
+        """The allowed values in words."""
         if self.type in ("int", "float") and (self.low is not None or self.high is not None):
             return f"{TYPE_WORDS[self.type]} {Option('', self.low, self.high).allowed()}"
         one = f"one of {', '.join(self.choices)}" if self.choices else TYPE_WORDS[self.type]
@@ -116,26 +120,22 @@ class TypedOption:
             return self._check_one(value)
         least, most = self.items
         if not isinstance(value, list) or not least <= len(value) <= (MAX_ITEMS if most is None else most):
-            return f"must be {self.allowed()}"
+            return f"must be {self.allowed}"
         return next(filter(None, map(self._check_one, value)), None)
 
     def _check_one(self, value: Any) -> str | None:
         if not _fits(value, self.type):
-            return f"must be {self.allowed()}"
+            return f"must be {self.allowed}"
         if isinstance(value, str):
             if len(value) > MAX_TEXT or "\0" in value or _has_surrogates(value):
                 return f"must be at most {MAX_TEXT} characters of valid text"
             if self.items is not None and value.startswith("-"):
                 return "must not begin with '-', which begins an option on a command line"
         if self.choices and value not in self.choices:
-            return f"must be {self.allowed()}"
+            return f"must be {self.allowed}"
         if self.low is not None and value < self.low or self.high is not None and value > self.high:
-            return f"must be {self.allowed()}"
+            return f"must be {self.allowed}"
         return None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the option as the API shows it."""
-        return {**dataclasses.asdict(self), "path": self.path, "allowed": self.allowed()}
 
 
 def _fits(value: Any, wanted: ValueType) -> bool:

@@ -190,7 +190,7 @@ def _fault(option: TypedOption, value: Any, roots: Sequence[Path], resumes: bool
             spec_paths.checked(option, value, roots, resumes)
         except spec_paths.PathRefused as error:
             wrong = str(error)
-    return Fault(option.field, wrong, option.allowed()) if wrong else None
+    return Fault(option.field, wrong, option.allowed) if wrong else None
 
 
 def _says_nothing(option: TypedOption, value: Any) -> bool:

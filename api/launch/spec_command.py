@@ -88,7 +88,7 @@ def from_argv(argv: Sequence[str]) -> tuple[str | None, Arguments]:
         try:
             arguments.setdefault(option.group, {})[option.name] = _value(option, text)
         except ValueError:
-            faults.append(Fault(option.field, f"must be {option.allowed()}", option.allowed()))
+            faults.append(Fault(option.field, f"must be {option.allowed}", option.allowed))
     if faults:
         raise SpecError(faults)
     return name, arguments

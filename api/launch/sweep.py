@@ -125,7 +125,7 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
             hint = did_you_mean(name[:200], map(".".join, options()))
             faults.append(Fault(f"options.{name[:200]}", f"there is no such option{hint}"))
         elif wrong := _wrong(option, given):
-            allowed = "" if option.refused else option.allowed()
+            allowed = "" if option.refused else option.allowed
             faults.append(Fault(f"options.{name}", wrong, allowed))
         else:
             normal[name] = given if isinstance(given, Range) else [normal_value(option, value) for value in given]

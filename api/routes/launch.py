@@ -21,7 +21,7 @@ from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import KeyReused, LaunchConflict, Launching
 from rhyme_openrlhf.api.launch.earlier_runs import with_directories
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable
-from rhyme_openrlhf.api.launch.schema import options, upstream_version
+from rhyme_openrlhf.api.launch.schema import TypedOption, options, upstream_version
 from rhyme_openrlhf.api.launch.spec import (
     EXAMPLE,
     NAME_PATTERN,
@@ -125,27 +125,6 @@ class SpecForms(BaseModel):
     command: str
 
 
-class OptionView(BaseModel):
-    """An option of a run."""
-
-    source: str = Field(description="openrlhf or rhyme.")
-    group: str
-    name: str
-    flag: str
-    type: str = Field(description="bool, int, float or str; with `items`, the type of each value.")
-    default: Any
-    help: str
-    choices: list[str] | None
-    low: float | None
-    high: float | None
-    items: tuple[int, int | None] | None = Field(description="Least and most values of a list; null for one value.")
-    off_flag: str | None
-    path: str | None = Field(description="Kind of file or directory that it names; null if none.")
-    refused: str = Field(description="Reason why a spec may not set it; empty if it may.")
-    expert: bool = Field(description="True if few users set it: forms fold it away.")
-    allowed: str = Field(description="The allowed values in words.")
-
-
 class JobLog(BaseModel):
     """The end of a job's output."""
 
@@ -156,14 +135,13 @@ class OptionList(BaseModel):
     """Every option, upstream's first."""
 
     openrlhf: str = Field(description="The OpenRLHF version whose options these are.")
-    options: list[OptionView]
+    options: list[TypedOption]
 
 
 @router.get("/schema", summary="Options of a run")
 def get_schema(who: auth.Viewer) -> OptionList:
     """List every option of OpenRLHF and ours, with type, default, help and limits."""
-    listed = [OptionView.model_validate(option.to_json()) for option in options().values()]
-    return OptionList(openrlhf=upstream_version(), options=listed)
+    return OptionList(openrlhf=upstream_version(), options=list(options().values()))
 
 
 @router.post("/specs/validate", summary="Check a spec")

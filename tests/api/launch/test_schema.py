@@ -83,4 +83,4 @@ def test_what_the_service_sets_and_secrets_cannot_be_given() -> None:
 
 def test_the_answer_of_the_api_is_strict_json() -> None:
     for one in options().values():
-        assert json.loads(json.dumps(one.to_json(), allow_nan=False))["flag"] == one.flag
+        assert json.loads(json.dumps(one.model_dump(mode="json"), allow_nan=False))["flag"] == one.flag
