@@ -552,13 +552,7 @@ class RunFinished(Event, frozen=True):
     seconds: float
 
 
-EVENT_CLASSES: tuple[type[Event], ...] = (
-    RunStarted, RolloutStarted, RolloutProgress, RolloutFinished, EngineStep, EngineInterval, EngineSample,
-    SampleMoved, LayoutSwitched, RankStability, HistoryState, EarlierRun, RankGroups, DraftBudget, DraftGain,
-    OffPolicyness, SystemSample,
-    WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessReady, Measuring, ProcessDied,
-    Evaluation, EvaluationProgress, CheckpointSaved, Note, RunFinished,
-)  # fmt: skip
+EVENT_CLASSES: tuple[type[Event], ...] = tuple(Event.__subclasses__())
 
 
 class EventError(ValueError):
