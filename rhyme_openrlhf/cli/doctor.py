@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 
 from rhyme_openrlhf import __version__
 from rhyme_openrlhf.cli import upstream
-from rhyme_openrlhf.cli.console import aligned, refuse
-from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Run, Verdict, run_checks, verdicts
+from rhyme_openrlhf.cli.console import print_table, refuse
+from rhyme_openrlhf.cli.doctor_checks import COLOURS, HEADER, Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.run.resources import MemoryPlan
 from rhyme_openrlhf.settings.options import Parser
-
-HEADER = ("component", "found", "wanted", "state", "to mend it, run")
 
 
 def main(argv: list[str]) -> int:
@@ -60,10 +57,8 @@ def main(argv: list[str]) -> int:
     plan = run.plan(nvidia.smallest_memory(facts.nvidia)) if run else None
     if options.json:
         print(_as_json(checks, uses, plan, gpu=facts.has_gpu))
-    elif sys.stdout.isatty():
-        _print_tables(checks, uses)
     else:
-        print(as_text(checks, uses))
+        show(checks, uses)
     if plan is not None and not options.json:
         print(f"\n{resources.as_text(plan)}")
     wanted = ("training on GPUs",) if run and facts.has_gpu else ("embedded demo", "training on GPUs")
@@ -77,11 +72,11 @@ def _run(argv: list[str]) -> Run:
     return Run(args, model_shape.shapes_of(args), model_shape.is_hybrid(model_shape.read_config(model)))
 
 
-def as_text(checks: list[Check], uses: list[Verdict]) -> str:
-    """Return both tables as plain aligned text, for logs and pipes."""
-    rows = [HEADER, *((c.component, c.found, c.wanted, c.state, c.mend) for c in checks)]
-    use_rows = [(use.use, "yes" if use.runs else "no", use.reason) for use in uses]
-    return f"{aligned(rows)}\n\nWhat will run here:\n{aligned(use_rows)}"
+def show(checks: list[Check], uses: list[Verdict]) -> None:
+    """Print both tables."""
+    print_table([dataclasses.astuple(check) for check in checks], COLOURS, HEADER)
+    print("\nWhat will run here:")
+    print_table([(use.use, "yes" if use.runs else "no", use.reason) for use in uses], COLOURS)
 
 
 def _as_json(checks: list[Check], uses: list[Verdict], plan: MemoryPlan | None, *, gpu: bool) -> str:
@@ -94,25 +89,3 @@ def _as_json(checks: list[Check], uses: list[Verdict], plan: MemoryPlan | None, 
     if plan is not None:
         report["memory"] = dataclasses.asdict(plan)
     return json.dumps(report, indent=2)
-
-
-def _print_tables(checks: list[Check], uses: list[Verdict]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*HEADER, box=None, header_style="bold", pad_edge=False)
-    for check in checks:
-        colour = {OK: "green", LOW: "yellow", UNVERIFIED: "yellow"}.get(
-            check.state, "red" if check.state in BLOCKING else "dim"
-        )
-        # Text, not str: rich would read "[gpu]" in a command as markup.
-        cells = (check.component, check.found, check.wanted)
-        table.add_row(*map(Text, cells), Text(check.state, colour), Text(check.mend, overflow="fold"))
-    what = Table(box=None, show_header=False, pad_edge=False)
-    for use in uses:
-        what.add_row(Text(use.use), Text("yes", "green") if use.runs else Text("no", "red"), Text(use.reason))
-    console = Console()
-    console.print(table)
-    console.print("\nWhat will run here:", style="bold")
-    console.print(what)

@@ -33,6 +33,10 @@ NOT_HERE = "not here"
 
 # What stops a run when a component that it needs is in that state. LOW only warns, but for memory.
 BLOCKING = (MISSING, WRONG, BROKEN, SMALL)
+# The table of checks, and how its words look on a terminal.
+HEADER = ("component", "found", "wanted", "state", "to mend it, run")
+COLOURS = {OK: "green", "yes": "green", LOW: "yellow", UNVERIFIED: "yellow", OPTIONAL: "dim", NOT_HERE: "dim"}
+COLOURS |= dict.fromkeys((*BLOCKING, "no"), "red")
 
 OURS = "rhyme-openrlhf"
 DRAFTING_CORE = "drafting core"

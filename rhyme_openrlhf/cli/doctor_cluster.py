@@ -10,14 +10,14 @@ import json
 import os
 from types import SimpleNamespace
 
-from rhyme_openrlhf.cli import paths, upstream
-from rhyme_openrlhf.cli.cluster_checks import NodeCheck, Wanted, is_ready, judge
-from rhyme_openrlhf.cli.console import aligned, refuse
+from rhyme_openrlhf.cli import doctor_checks, paths, upstream
+from rhyme_openrlhf.cli.cluster_checks import Wanted, is_ready, judge
+from rhyme_openrlhf.cli.console import print_table, refuse
 from rhyme_openrlhf.cli.node_report import report
 from rhyme_openrlhf.platform.cluster import ANSWER_SECONDS, ClusterError, Reply, ask, connected, nodes
 from rhyme_openrlhf.run import model_shape, resources
 
-HEADER = ("node", "component", "found", "wanted", "state", "to mend it, run")
+HEADER = ("node", *doctor_checks.HEADER)
 
 
 def main(train_argv: list[str], as_json: bool) -> int:
@@ -32,7 +32,7 @@ def main(train_argv: list[str], as_json: bool) -> int:
     if as_json:
         print(json.dumps([{"node": one.node, **dataclasses.asdict(one.check)} for one in checks], indent=2))
     else:
-        print(aligned([HEADER, *map(_row, checks)]))
+        print_table([(one.node, *dataclasses.astuple(one.check)) for one in checks], doctor_checks.COLOURS, HEADER)
     return 0 if is_ready(checks) else 1
 
 
@@ -63,8 +63,3 @@ def _replies(wanted: Wanted) -> list[Reply]:
             replies += ask(asked, report, named, wanted.control_url, has_gpus, timeout_s=ANSWER_SECONDS)
     order = {node.key: place for place, node in enumerate(found)}
     return sorted(replies, key=lambda reply: (not reply.node.here, order[reply.node.key]))
-
-
-def _row(one: NodeCheck) -> tuple[str, ...]:
-    check = one.check
-    return (one.node, check.component, check.found, check.wanted, check.state, check.mend)

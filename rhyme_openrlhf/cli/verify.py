@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rhyme_openrlhf.cli import demo, train_arguments
-from rhyme_openrlhf.cli.console import refuse
+from rhyme_openrlhf.cli.console import print_table, refuse
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import Facts, gather
 from rhyme_openrlhf.cli.train_arguments import BadInputError
@@ -266,7 +266,7 @@ def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path) -> None:
     }
     driver = f", driver {facts.driver}" if facts.driver else ""
     print(f"\n{facts.device}{driver}")
-    report.show(rows)
+    print_table(report.table(rows), report.COLOURS)
     try:
         file.write_text(json.dumps(report.as_json(rows, about), indent=2, allow_nan=False) + "\n")
         print(f"\neverything measured: {file}")

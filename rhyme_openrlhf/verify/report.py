@@ -6,14 +6,13 @@ Invariants: a check that fails or breaks never stops the next one. Every request
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from rhyme_openrlhf.engine_errors import first_line
+from rhyme_openrlhf.telemetry.run_directory import strict
 from rhyme_openrlhf.telemetry.wording import clock, duration
 from rhyme_openrlhf.verify.outcome import CheckSkipped, Outcome, Row
 
@@ -78,17 +77,6 @@ def failed(rows: Sequence[Row]) -> bool:
     return any(row.outcome.result == "failed" for row in rows)
 
 
-def plain(value: Any) -> Any:
-    """`value` as strict JSON can hold it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
-
-
 def as_json(rows: Sequence[Row], about: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything measured; `about` describes the measurement: command, versions, devices."""
     checks = [
@@ -102,37 +90,15 @@ def as_json(rows: Sequence[Row], about: Mapping[str, Any]) -> dict[str, Any]:
         }
         for row in rows
     ]
-    return plain({**about, "passed": not failed(rows), "checks": checks})
+    return strict({**about, "passed": not failed(rows), "checks": checks})
 
 
-def show(rows: Sequence[Row]) -> None:
-    """Print the table: in colour on a terminal, as plain text elsewhere."""
-    if not sys.stdout.isatty():
-        print(as_text(rows))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("check", "result", "measured", "took", box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return the table's lines: check, result, time, and what was found, with a line for each finding."""
+    lines: list[tuple[str, ...]] = []
     for row in rows:
-        result = row.outcome.result
-        cells = Text("\n".join(_details(row)), overflow="fold")
-        table.add_row(Text(row.check), Text(result, COLOURS[result]), cells, Text(duration(row.seconds)))
-    Console().print(table)
-
-
-def as_text(rows: Sequence[Row]) -> str:
-    """Return the table without colour, with the findings below each check's line."""
-    width = max((len(row.check) for row in rows), default=0)
-    lines = []
-    for row in rows:
-        first, *rest = _details(row)
-        lines.append(f"{row.check:<{width}}  {row.outcome.result:<11}  {duration(row.seconds):>12}  {first}")
-        lines += [" " * (width + 29) + line for line in rest]
-    return "\n".join(lines)
-
-
-def _details(row: Row) -> list[str]:
-    outcome = row.outcome
-    return [outcome.what, *([outcome.why] if outcome.why else []), *outcome.lines]
+        outcome = row.outcome
+        first, *rest = [outcome.what, *([outcome.why] if outcome.why else []), *outcome.lines]
+        lines.append((row.check, outcome.result, duration(row.seconds), first))
+        lines += [("", "", "", line) for line in rest]
+    return lines

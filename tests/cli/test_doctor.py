@@ -330,9 +330,10 @@ def test_features_are_unverified_until_a_record_fits_versions_and_device() -> No
     assert check_of(dataclasses.replace(CPU, verified=(entry,)), "history speculation").state == "unverified"
 
 
-def test_text_is_aligned_and_has_a_line_for_each_component() -> None:
+def test_text_is_aligned_and_has_a_line_for_each_component(capsys: pytest.CaptureFixture[str]) -> None:
     checks = run_checks(CPU)
-    table, uses = doctor.as_text(checks, verdicts(CPU, checks)).split("\n\n")
+    doctor.show(checks, verdicts(CPU, checks))
+    table, uses = capsys.readouterr().out.split("\n\n")
     lines = table.splitlines()
     assert len(lines) == len(checks) + 1
     column = lines[0].index("state")

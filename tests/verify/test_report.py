@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from rhyme_openrlhf.cli.console import aligned
 from rhyme_openrlhf.verify.outcome import CheckSkipped, Outcome, Row, VerifyError
-from rhyme_openrlhf.verify.report import Progress, as_json, as_text, failed, run_checks
+from rhyme_openrlhf.verify.report import Progress, as_json, failed, run_checks, table
 
 
 def raising(error: Exception) -> Callable[[], Outcome]:
@@ -46,7 +47,7 @@ def test_text_has_every_line_in_its_column() -> None:
         Row("installs", Outcome("components", "ok", lines=("28 looked at",)), 1.0),
         Row("speed", Outcome("speed", "informative", "upper bound", ("2.0 times",)), 61.0),
     ]
-    lines = as_text(rows).splitlines()
+    lines = aligned(table(rows)).splitlines()
     assert len(lines) == 5
     column = lines[0].index("components")
     assert lines[1] == " " * column + "28 looked at" and lines[2].index("speed", 9) == column
