@@ -129,7 +129,7 @@ _SIZES = ("below 0.01", "0.01 to 0.03", "0.03 to 0.1", "0.1 to 0.3", "0.3 to 1",
 
 
 def gap_sizes(counts: Sequence[int]) -> list[int]:
-    """Return how many tokens have a gap of each size, whatever its sign."""
+    """Return how many tokens have a gap of each size."""
     middle = len(counts) // 2
     pairs = [counts[middle - away] + counts[middle + away] for away in range(1, middle + 1)]
     return [counts[middle], *pairs]

@@ -1,4 +1,4 @@
-"""What a model wrote, as a person reads it: Markdown, code, formulas and thinking as HTML, and hidden characters shown.
+"""Text of a model as safe HTML: Markdown, code, formulas and thinking, with hidden characters shown.
 
 Invariants: the text of a model is hostile. No markup of its own passes, and there are no links and no pictures, so
 nothing is fetched and nothing runs. All other text is escaped. A text that is too long to be parsed quickly comes

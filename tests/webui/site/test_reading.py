@@ -1,4 +1,4 @@
-"""What a model wrote as HTML: Markdown and formulas are read, and nothing of it can act."""
+"""Responses as HTML: Markdown and formulas are read, and nothing in them can act."""
 
 from __future__ import annotations
 
