@@ -93,7 +93,7 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Whether its rewards differ: where they do not, an advantage within the group is zero."""
+        """True where its rewards differ: equal rewards give each sample an advantage of zero."""
         return len(set(self.rewards)) > 1
 
 
