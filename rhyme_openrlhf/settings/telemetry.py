@@ -17,8 +17,8 @@ class TelemetrySettings(Settings):
 
     sample_groups: int = option(
         2,
-        "Prompts of a training step whose responses the run directory keeps, token by token; other prompts in each "
-        "step. Reward, advantage, length and age are kept of all samples. 0: nothing is kept.",
+        "Prompts of a step whose responses are kept, token by token. Each step keeps other prompts. Reward, advantage, "
+        "length and age are kept of all samples. 0: nothing is kept.",
         low=0,
         high=64,
     )

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Event, RunFinished, WeightsChecked
 from rhyme_openrlhf.verify.bench import Bench, need_text_prompts
@@ -130,7 +132,7 @@ def run(bench: Bench) -> Outcome:
         "transport": inputs.settings.weight_transport,
         "tolerance": TOLERANCE[bench.engines.run_dtype],
         "command": argv,
-        "checked": [dataclasses.asdict(check) for check in checks],
+        "checked": [msgspec.structs.asdict(check) for check in checks],
     }
     return Outcome(
         WHAT, "failed" if problems else "ok", _in_short(problems), lines, figures,

@@ -53,7 +53,9 @@ def check_asynchronous(directory: Path) -> None:
     steps = list(range(1, STEPS + 1))
     assert [event.step for event in run.of(TrainStep)] == steps
     assert all(set(event.values) <= {0, 1} and sum(event.samples) == SAMPLES for event in run.of(OffPolicyness))
-    assert {path.name for path in (directory / "samples").iterdir()} == {f"step-{n:06d}.jsonl" for n in steps}
+    assert {path.name for path in (directory / "samples").iterdir()} == {
+        f"step-{n:06d}.{kind}" for n in steps for kind in ("jsonl", "parquet")
+    }
 
 
 def test_a_run_is_started_watched_stopped_resumed_and_cloned(

@@ -100,7 +100,7 @@ def services_of(args: Any, events: list[Any]) -> RunServices:
     ignored = NS(remote=lambda *_: None)
     recorder = NS(
         write=NS(remote=noted), write_all=NS(remote=noted), write_lengths=ignored, write_samples=ignored,
-        stop_requested=NS(remote=lambda: False),
+        write_sample_table=ignored, stop_requested=NS(remote=lambda: False),
     )  # fmt: skip
     return RunServices(RhymeSettings.from_namespace(args), recorder, (), None, "", False, Checkpoints(None, {}))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("ray")
@@ -28,7 +28,7 @@ BF16, FP32 = "bfloat16", "float32"
 def checks(**changes: float | None) -> list[WeightsChecked]:
     """Three syncs of two engines that all arrived; engine 1 at version 2 is changed."""
     good = [WeightsChecked(v, e, 0.01, 1.5, 1.5) for v in VERSIONS for e in (0, 1)]
-    return [dataclasses.replace(c, **changes) if (c.version, c.engine) == (2, 1) else c for c in good]  # type: ignore[arg-type]
+    return [msgspec.structs.replace(c, **changes) if (c.version, c.engine) == (2, 1) else c for c in good]  # type: ignore[arg-type]
 
 
 def test_what_arrived_is_fine() -> None:
