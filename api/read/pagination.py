@@ -1,4 +1,4 @@
-"""Keyset pagination: complete and without repeats, also while rows are added.
+"""Keyset pagination: complete and without repeats, also while rows are added. And pages of lists that are at hand.
 
 A list is ordered by one column and then by a unique one; the cursor holds the last row's two values. Rows without a
 value come last in both directions. Invariant: a cursor only continues the order that it came from.
@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -20,9 +20,16 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 Direction = Literal["asc", "desc"]
 Value = str | int | float | None
 Column = InstrumentedAttribute[Any]
+Row = TypeVar("Row")
 # Far above twice the longest name, so a cursor cannot carry large data.
 CURSOR_LENGTH = 4000
 INT64 = 2**63
+
+
+def part_of(rows: Sequence[Row], cursor: str | None, limit: int) -> tuple[Sequence[Row], str | None]:
+    """Return a page of rows that are at hand, and the cursor of the next one; here a cursor counts rows."""
+    start = int(cursor or 0)
+    return rows[start : start + limit], str(start + limit) if start + limit < len(rows) else None
 
 
 class CursorError(ValueError):

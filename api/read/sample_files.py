@@ -1,4 +1,4 @@
-"""Reading a run's recorded responses (telemetry/sample_records.py), and no other files.
+"""Reading a run's recorded responses (telemetry/samples.py), and no other files.
 
 Invariants: a file that is read is a regular file below `<run directory>/samples`, checked like logs (`log_files.py`).
 Lines, files and responses have size limits. Incomplete or invalid lines are counted and left out.
@@ -15,17 +15,17 @@ from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.log_files import LogError, folder_of, open_log
 from rhyme_openrlhf.api.store.bounds import INT32, View
+from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.json_values import COUNT_MAX, storable
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Attempt
 from rhyme_openrlhf.telemetry.run_directory import SAMPLES_FOLDER
 from rhyme_openrlhf.telemetry.samples import RECORDS, file_name, step_of
 
-# The longest recorded text (sample_records.MOST_CHARACTERS), four bytes per character, and the same for pieces.
+# The longest recorded text (samples.MOST_CHARACTERS), four bytes per character, and the same for pieces.
 MAX_LINE = 2 * 1024 * 1024
 # 64 prompts of 64 samples (--telemetry.sample_groups).
 MAX_RECORDS = 4096
@@ -44,7 +44,7 @@ Sort = Literal["number", "reward", "tokens", "accepted"]
 
 
 class SampleRecord(msgspec.Struct):
-    """One line of a file, as described in telemetry/sample_records.py; `number`: its line's number from 0."""
+    """One line of a file, as described in telemetry/samples.py; `number`: its line's number from 0."""
 
     step: Count
     group: str
@@ -98,12 +98,14 @@ def samples_of(run_directory: str, roots: Sequence[Path]) -> Path:
     return folder_of(run_directory, roots, SAMPLES_FOLDER)
 
 
-def sample_folders(session: Session, uid: str, roots: Sequence[Path]) -> list[tuple[int, Path]]:
+def sample_folders(database: Database, uid: str, roots: Sequence[Path]) -> list[tuple[int, Path]]:
     """Return number and folder of each attempt that has records here, the newest first. Raises NotFoundError."""
-    run = find_run(session, uid)
-    query = select(Attempt.number, Attempt.run_directory).where(Attempt.run_id == run.id)
+    with database.reading() as session:
+        run = find_run(session, uid)
+        query = select(Attempt.number, Attempt.run_directory).where(Attempt.run_id == run.id)
+        attempts = session.execute(query.order_by(Attempt.number.desc())).all()
     found = []
-    for number, directory in session.execute(query.order_by(Attempt.number.desc())):
+    for number, directory in attempts:
         try:
             found.append((number, samples_of(directory or "", roots)))
         except LogError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,26 +102,28 @@ def table_steps(folders: Folders) -> list[RecordedStep]:
     return recorded_steps(folders, TABLE)
 
 
+def tables(folders: Folders, steps: Iterable[RecordedStep]) -> Iterator[tuple[int, Path, int]]:
+    """Yield step, folder and time of change of the steps' tables; one that was deleted since it was listed is not."""
+    by_number = dict(folders)
+    for one in steps:
+        folder = by_number[one.attempt]
+        try:
+            changed = (folder / file_name(one.step, TABLE)).stat().st_mtime_ns
+        except OSError:
+            continue
+        yield one.step, folder, changed
+
+
 def steps_of_prompt(folders: Folders, key: str, steps: Iterable[RecordedStep]) -> list[int]:
     """Return those of the steps in which the prompt was generated, in their order."""
-    by_number = dict(folders)
-    found = []
-    for one in steps:
-        path = by_number[one.attempt] / file_name(one.step, TABLE)
-        try:
-            changed = path.stat().st_mtime_ns
-        except OSError:  # deleted since it was listed
-            continue
-        if key in _groups_in(by_number[one.attempt], path.name, changed):
-            found.append(one.step)
-    return found
+    return [step for step, folder, changed in tables(folders, steps) if key in _groups_in(folder, step, changed)]
 
 
 @functools.lru_cache(maxsize=KNOWN_TABLES)
-def _groups_in(folder: Path, name: str, changed: int) -> frozenset[str]:
+def _groups_in(folder: Path, step: int, changed: int) -> frozenset[str]:
     """Return the prompts of a table, which changes as a whole alone, and then when it was `changed`."""
     try:
-        return frozenset(sample.group or "" for sample in _read(folder, name, ["group"]))
+        return frozenset(sample.group or "" for sample in _read(folder, file_name(step, TABLE), ["group"]))
     except LogError:
         return frozenset()
 

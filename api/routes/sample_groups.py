@@ -8,17 +8,17 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field, create_model
 
 from rhyme_openrlhf.api.access import auth
-from rhyme_openrlhf.api.access.launching import Launching, LaunchingDep, readable_roots
-from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import Offset, RunUid, StepNumber
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.read.export import MEDIA_TYPES
 from rhyme_openrlhf.api.read.log_files import LogError
+from rhyme_openrlhf.api.read.pagination import part_of
 from rhyme_openrlhf.api.read.sample_files import sample_folders
 from rhyme_openrlhf.api.read.sample_tables import (
     NO_TABLES,
     SCALARS,
-    Folders,
     Group,
     bytes_of_step,
     groups_of,
@@ -79,18 +79,12 @@ class SampledSteps(View):
     missing: str
 
 
-def folders_of(uid: str, service: Service, launching: Launching) -> Folders:
-    """Return the folders of samples of the run's attempts, the newest first."""
-    with service.database.reading() as session:
-        return sample_folders(session, uid, readable_roots(launching))
-
-
 @router.get("/sample-groups", summary="Steps with prompt groups")
 def get_sampled_steps(
     uid: RunUid, who: auth.Viewer, service: ServiceDep, launching: LaunchingDep, group: Key = ""
 ) -> SampledSteps:
     """List the steps whose samples were recorded, or those in which one prompt was generated."""
-    folders = folders_of(uid, service, launching)
+    folders = sample_folders(service.database, uid, readable_roots(launching))
     recorded = table_steps(folders)
     steps = steps_of_prompt(folders, group, recorded) if group else [one.step for one in recorded]
     return SampledSteps(steps=sorted(steps), missing="" if recorded else NO_TABLES)
@@ -109,14 +103,14 @@ def get_sample_groups(
     cursor: Offset = None,
 ) -> SampleGroupPage:
     """Return the samples of a training step by prompt: reward and its parts, advantage, length, age, gap."""
+    folders = sample_folders(service.database, uid, readable_roots(launching))
     try:
-        found = samples_of_step(folders_of(uid, service, launching), step, list(COLUMNS) if tokens else SCALARS, group)
+        found = samples_of_step(folders, step, list(COLUMNS) if tokens else SCALARS, group)
     except LogError as error:
         raise ProblemError(404, str(error)) from error
     groups = groups_of(found)
-    start = int(cursor or 0)
-    following = str(start + limit) if start + limit < len(groups) else None
-    items = [_view(one) for one in groups[start : start + limit]]
+    shown, following = part_of(groups, cursor, limit)
+    items = [_view(one) for one in shown]
     return SampleGroupPage(items=items, next_cursor=following, matching=len(groups), gap_bounds=list(GAP_BOUNDS))
 
 
@@ -134,7 +128,7 @@ def get_sample_table(
     step: Annotated[int | None, Query(ge=0, le=INT32, description="The newest without it.")] = None,
 ) -> Response:
     """Return all samples of a training step as a file, as the run directory has it."""
-    folders = folders_of(uid, service, launching)
+    folders = sample_folders(service.database, uid, readable_roots(launching))
     recorded = table_steps(folders)
     if not recorded:
         raise ProblemError(404, NO_TABLES)

@@ -13,7 +13,7 @@ from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, Limit, Offset, RunUid, StepNumber
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.read.log_files import LogError
-from rhyme_openrlhf.api.read.pagination import Direction
+from rhyme_openrlhf.api.read.pagination import Direction, part_of
 from rhyme_openrlhf.api.read.sample_files import (
     NONE_KEPT,
     SEARCH_LENGTH,
@@ -115,12 +115,10 @@ def get_recorded_steps(
     cursor: Offset = None,
 ) -> RecordedSteps:
     """List the steps with recorded responses, the newest first."""
-    with service.database.reading() as session:
-        folders = sample_folders(session, uid, readable_roots(launching))
+    folders = sample_folders(service.database, uid, readable_roots(launching))
     steps = recorded_steps(folders)
-    start = int(cursor or 0)
-    following = str(start + limit) if start + limit < len(steps) else None
-    return RecordedSteps(items=steps[start : start + limit], next_cursor=following, missing="" if steps else NONE_KEPT)
+    items, following = part_of(steps, cursor, limit)
+    return RecordedSteps(items=list(items), next_cursor=following, missing="" if steps else NONE_KEPT)
 
 
 @router.get("/{step}", summary="Recorded responses of a step")
@@ -143,15 +141,13 @@ def get_sample_records(
 ) -> SampleRecordPage:
     """Return the responses to a few prompts of a training step, with their drafted parts."""
     wanted = Wanted(text, group, min_reward, max_reward)
-    with service.database.reading() as session:
-        folders = sample_folders(session, uid, readable_roots(launching))
+    folders = sample_folders(service.database, uid, readable_roots(launching))
     try:
         records, unreadable = records_of_step(folders, step, wanted, sort, direction == "desc")
     except LogError as error:
         raise ProblemError(404, str(error)) from error
-    start = int(cursor or 0)
-    following = str(start + limit) if start + limit < len(records) else None
-    items = [_view(record) for record in records[start : start + limit]]
+    shown, following = part_of(records, cursor, limit)
+    items = [_view(record) for record in shown]
     return SampleRecordPage(items=items, next_cursor=following, matching=len(records), unreadable=unreadable)
 
 

@@ -25,7 +25,7 @@ class Similarity:
     tokens: int = 0
     accepted: int = 0
     shares: list[float] = field(default_factory=list)
-    """Of each response: accepted tokens / tokens."""
+    """The share of each response's tokens that were accepted."""
     hits: Counter[int] = field(default_factory=Counter)
     """Accepted stretches by their length."""
 

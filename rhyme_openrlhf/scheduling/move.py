@@ -114,7 +114,7 @@ class Reply(StrEnum):
     ENDED = "ended"
     """The caller aborted the sample."""
     GIVEN_UP = "given_up"
-    """Whoever orders the move is to end it: the sample goes on where it is, and `step` may have been followed."""
+    """The caller ends the move: the sample goes on where it is. The order of `step` may have been carried out."""
 
 
 class Cleanup(StrEnum):

@@ -313,6 +313,11 @@ class EnginesGain:
         return ""
 
     @property
+    def sentence(self) -> str:
+        """Return `text` as a sentence; "" without one."""
+        return f"Drafts: {self.text}." if self.text else ""
+
+    @property
     def advice(self) -> str:
         """Return what to do for the next run where engines without speculation are faster, "" elsewhere."""
         if not self.is_result or self.high >= 1 or self.without <= 1:

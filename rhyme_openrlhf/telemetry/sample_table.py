@@ -14,7 +14,6 @@ same columns but for the parts.
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,11 +62,6 @@ BY_TOKEN = ("token_ids", "token_texts", "token_sources", "log_probs", "engine_lo
 WRITTEN = ("drafted", "accepted", "prompt", "label", "response", *BY_TOKEN)
 
 Row = Mapping[str, Any]
-
-
-def gap_class(gap: float) -> int:
-    """Return the class of `gap_counts` that counts a gap."""
-    return bisect_right(GAP_BOUNDS, gap)
 
 
 def encoded_table(rows: Sequence[Row]) -> bytes:

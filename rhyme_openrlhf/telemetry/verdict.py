@@ -160,8 +160,8 @@ def _reward(rewards: Sequence[float], change: Change | None) -> Part | None:
 
 
 def _gain(gain: EnginesGain | None) -> Part | None:
-    said = "" if gain is None else gain.text
-    return Part(f"Drafts: {said}.", "speculation") if said else None
+    said = "" if gain is None else gain.sentence
+    return Part(said, "speculation") if said else None
 
 
 def _bubbles(health: Health) -> Part | None:

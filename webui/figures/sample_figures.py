@@ -17,9 +17,8 @@ from pathlib import Path
 from plotly.graph_objects import Figure
 
 from rhyme_openrlhf.api.read.log_files import LogError
-from rhyme_openrlhf.api.read.sample_tables import Folders, Sample, gap_counts, samples_of_step, table_steps
+from rhyme_openrlhf.api.read.sample_tables import Folders, Sample, gap_counts, samples_of_step, table_steps, tables
 from rhyme_openrlhf.telemetry.sample_table import GAP_BOUNDS
-from rhyme_openrlhf.telemetry.samples import TABLE, file_name
 from rhyme_openrlhf.webui.figures.drawing.chart import Chart, Content
 from rhyme_openrlhf.webui.figures.drawing.series import Bars
 from rhyme_openrlhf.webui.site import text
@@ -53,16 +52,10 @@ class SampleFigure:
         recorded = table_steps(folders)
         if self.of_one_step:
             recorded = [one for one in recorded if step is None or one.step == step][:1]
-        by_number = dict(folders)
-        found = []
-        for one in reversed(recorded[:MOST_STEPS]):
-            folder = by_number[one.attempt]
-            try:
-                changed = (folder / file_name(one.step, TABLE)).stat().st_mtime_ns
-            except OSError:  # deleted since it was listed
-                continue
-            found.append(StepValues(one.step, _values(folder, one.step, changed)))
-        return self.chart.draw(found, None)
+        files = tables(folders, reversed(recorded[:MOST_STEPS]))
+        return self.chart.draw(
+            [StepValues(step, _values(folder, step, changed)) for step, folder, changed in files], None
+        )
 
 
 @functools.lru_cache(maxsize=4 * MOST_STEPS)
@@ -124,8 +117,14 @@ def _bars(steps: Sequence[int], names: Sequence[str], counts: Sequence[Sequence[
         yield Bars(name, list(steps), shares, words, steps=list(steps))
 
 
+def range_names(bounds: Sequence[float]) -> list[str]:
+    """Return the names of the classes that bounds part, the open ones at both ends too."""
+    edges = [f"{bound:g}" for bound in bounds]
+    return [f"below {edges[0]}", *map(" to ".join, zip(edges, edges[1:], strict=False)), f"{edges[-1]} and above"]
+
+
 # Sizes of gaps, from those that rounding makes to those that a wrong model makes.
-_SIZES = ("below 0.01", "0.01 to 0.03", "0.03 to 0.1", "0.1 to 0.3", "0.3 to 1", "1 to 3", "3 and above")
+_SIZES = range_names([bound for bound in GAP_BOUNDS if bound > 0])
 
 
 def gap_sizes(counts: Sequence[int]) -> list[int]:
@@ -148,8 +147,7 @@ def _gaps(rows: Sequence[StepValues]) -> Content | None:
     total = sum(counts)
     if not total:
         return None
-    edges = [f"{bound:g}" for bound in GAP_BOUNDS]
-    names = [f"below {edges[0]}", *map(" to ".join, zip(edges, edges[1:], strict=False)), f"{edges[-1]} and above"]
+    names = range_names(GAP_BOUNDS)
     shares = [count / total for count in counts]
     words = [
         f"{name}: {count:,} tokens, {text.percent(share, 3)}"

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
@@ -20,6 +21,7 @@ from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import Offset, RunUid
 from rhyme_openrlhf.api.read.log_files import LogError
+from rhyme_openrlhf.api.read.pagination import part_of
 from rhyme_openrlhf.api.read.sample_files import sample_folders
 from rhyme_openrlhf.api.read.sample_tables import (
     NO_TABLES,
@@ -34,12 +36,13 @@ from rhyme_openrlhf.api.read.sample_tables import (
 from rhyme_openrlhf.api.store.bounds import INT32, NO_NUL
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
 from rhyme_openrlhf.telemetry.draft_sources import TEXT_SOURCES
-from rhyme_openrlhf.telemetry.sample_table import COLUMNS
+from rhyme_openrlhf.telemetry.sample_table import COLUMNS, GAP_BOUNDS
 from rhyme_openrlhf.telemetry.samples import CONTEXT
 from rhyme_openrlhf.webui.figures.drawing.base import figure_json
-from rhyme_openrlhf.webui.figures.sample_figures import SAMPLE_FIGURES
+from rhyme_openrlhf.webui.figures.sample_figures import NO_GAPS, SAMPLE_FIGURES
 from rhyme_openrlhf.webui.pages.rendering import HEADERS, Page, PageDep, url_with, whole_number
 from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.pages.samples import chosen_step, step_links
 from rhyme_openrlhf.webui.site import reading, text
 
 router = APIRouter(include_in_schema=False)
@@ -54,7 +57,12 @@ COLOURS: dict[Colour, str] = {
     "probability": "Log-probability", "gap": "Gap between engine and trainer", "source": "Draft source",
 }  # fmt: skip
 # Bounds of the colours, from pale to strong: how unlikely a token was, and how large its gap.
-UNLIKELY, GAPS = (0.5, 0.2, 0.05, 0.01, 0.001), (0.01, 0.03, 0.1, 0.3, 1.0)
+UNLIKELY = (0.5, 0.2, 0.05, 0.01, 0.001)
+GAPS = tuple(bound for bound in GAP_BOUNDS if bound > 0)[: len(UNLIKELY)]
+HEATS: dict[Colour, list[str]] = {
+    "probability": [f"≥ {100 * UNLIKELY[0]:g}%", *(f"< {100 * bound:g}%" for bound in UNLIKELY)],
+    "gap": [f"< {GAPS[0]:g}", *(f"≥ {bound:g}" for bound in GAPS)],
+}
 # Figures of the trainer that the reward and the advantage say better.
 HIDDEN_PARTS = frozenset({"return", "score"})
 
@@ -109,7 +117,7 @@ def prompts_page(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: Ask
     """Render a step's prompt groups, or one prompt's samples; the address holds every choice."""
     with page.service.database.reading() as session:
         context = run_context(page, session, find_run(session, uid))
-        folders = sample_folders(session, uid, readable_roots(launching))
+    folders = sample_folders(page.service.database, uid, readable_roots(launching))
     shown = _one_prompt(page, folders, asked) if asked.group else _groups(page, folders, asked)
     template = "prompt.html" if asked.group else "prompts.html"
     return page.render(template, uid=uid, **context, **shown, asked=asked, missing=NO_TABLES)
@@ -128,8 +136,7 @@ def sample_figure(
     figure = SAMPLE_FIGURES.get(name)
     if figure is None:
         raise NotFoundError("figure", name)
-    with service.database.reading() as session:
-        folders = sample_folders(session, uid, readable_roots(launching))
+    folders = sample_folders(service.database, uid, readable_roots(launching))
     return Response(figure_json(figure.draw(folders, step)), media_type="application/json", headers=HEADERS)
 
 
@@ -140,17 +147,16 @@ def _groups(page: Page, folders: Folders, asked: Asked) -> dict[str, Any]:
     problem = ""
     if step is not None:
         groups, problem = _read(folders, step)
-    start = int(asked.cursor or 0)
     # Those whose responses are kept first, then the widest spread: there is most to see.
     groups.sort(key=lambda group: (group.first("prompt") is None, -(group.spread or 0.0)))
-    following = str(start + GROUPS) if start + GROUPS < len(groups) else None
+    shown, following = part_of(groups, asked.cursor, GROUPS)
     return {
-        **_steps(page, steps, step),
-        "groups": [(group, _link(page, group=group.key, step=step, cursor=None)) for group in groups[start:][:GROUPS]],
+        **step_links(steps, step, partial(_link, page, cursor=None)),
+        "groups": [(group, _link(page, group=group.key, step=step, cursor=None)) for group in shown],
         "number": len(groups),
         "silent": sum(not group.has_signal for group in groups),
         "next_url": _link(page, cursor=following) if following else None,
-        "first_url": _link(page, cursor=None) if start else None,
+        "first_url": _link(page, cursor=None) if int(asked.cursor or 0) else None,
         "problem": problem,
         "mean_of": mean_of,
         "figures": {name: figure.title for name, figure in SAMPLE_FIGURES.items()},
@@ -166,7 +172,7 @@ def _one_prompt(page: Page, folders: Folders, asked: Asked) -> dict[str, Any]:
     samples = group.samples if group else []
     sample = next((one for one in samples if one.number == number), samples[0] if samples else None)
     return {
-        **_steps(page, steps, step),
+        **step_links(steps, step, partial(_link, page, cursor=None)),
         "group": group,
         "rows": _rows(page, samples, sample),
         # A figure that is 0 for all, as the KL without a reference model, is none.
@@ -178,19 +184,13 @@ def _one_prompt(page: Page, folders: Folders, asked: Asked) -> dict[str, Any]:
         "turns": turns(sample) if sample is not None and asked.view != "tokens" else [],
         "tokens": tokens(sample, asked.colour) if sample is not None and asked.view == "tokens" else [],
         "has_gaps": sample is not None and sample.engine_log_probs is not None,
+        "heats": HEATS.get(asked.colour, []),
+        "no_gaps": NO_GAPS,
         "most_tokens": MOST_TOKENS,
         "sources": TEXT_SOURCES,
         "all_url": _link(page, group=None, sample=None, step=step),
         "problem": problem,
     }
-
-
-def chosen_step(steps: Sequence[int], asked: str) -> int | None:
-    """Return the requested step, else the one before it, else the oldest; without `asked` the newest."""
-    if not steps:
-        return None
-    wanted = whole_number(asked)
-    return steps[-1] if wanted is None else max((one for one in steps if one <= wanted), default=steps[0])
 
 
 def _read(folders: Folders, step: int, key: str = "") -> tuple[list[Group], str]:
@@ -200,18 +200,6 @@ def _read(folders: Folders, step: int, key: str = "") -> tuple[list[Group], str]
         return groups_of(samples_of_step(folders, step, columns, key)), ""
     except LogError as error:
         return [], str(error)
-
-
-def _steps(page: Page, steps: list[int], step: int | None) -> dict[str, Any]:
-    """Return the links from step to step."""
-    at = steps.index(step) if step is not None else 0
-    return {
-        "steps": steps,
-        "step": step,
-        "at": at,
-        "previous_url": _link(page, step=steps[at - 1], cursor=None) if at > 0 else None,
-        "following_url": _link(page, step=steps[at + 1], cursor=None) if at + 1 < len(steps) else None,
-    }
 
 
 def _link(page: Page, **changes: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -16,10 +16,10 @@ from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, Offset, RunUid
 from rhyme_openrlhf.api.launch.actions import Launching
 from rhyme_openrlhf.api.read.log_files import LogError
+from rhyme_openrlhf.api.read.pagination import part_of
 from rhyme_openrlhf.api.read.sample_files import (
     NONE_KEPT,
     SEARCH_LENGTH,
-    RecordedStep,
     SampleRecord,
     Sort,
     Wanted,
@@ -103,8 +103,7 @@ def samples_part(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: Ask
 
 
 def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str, Any]:
-    with page.service.database.reading() as session:
-        folders = sample_folders(session, uid, readable_roots(launching))
+    folders = sample_folders(page.service.database, uid, readable_roots(launching))
     recorded = recorded_steps(folders)[:LARGEST_PAGE]
     query = page.request.query_params.multi_items()
     here = f"/runs/{uid}/samples"
@@ -112,17 +111,13 @@ def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str
     def link(**changes: Any) -> str:
         return url_with(here, query, {"cursor": None, **changes})
 
-    chosen = chosen_step(recorded, asked.step)
-    found = _records(folders, chosen.step, asked) if chosen is not None else None
     steps = [one.step for one in reversed(recorded)]
-    at = steps.index(chosen.step) if chosen is not None else 0
+    step = chosen_step(steps, asked.step)
+    found = _records(folders, step, asked) if step is not None else None
     return {
+        **step_links(steps, step, link),
         "missing": "" if recorded else NONE_KEPT,
-        "steps": steps,
-        "step": chosen.step if chosen is not None else None,
         "is_newest": not asked.step,
-        "previous_url": link(step=steps[at - 1]) if at > 0 else None,
-        "following_url": link(step=steps[at + 1]) if at + 1 < len(steps) else None,
         "newest_url": link(step=None),
         "all_url": url_with(here, [("step", asked.step)], {}),
         "found": found,
@@ -134,17 +129,27 @@ def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str
     }
 
 
-def chosen_step(recorded: list[RecordedStep], asked: str) -> RecordedStep | None:
-    """Return the requested step, else the recorded one before it, else the oldest; without `asked` the newest.
+def chosen_step(steps: Sequence[int], asked: str) -> int | None:
+    """Return the requested one of recorded steps in their order, else the one before it, else the oldest.
 
-    `recorded`: the newest first.
+    Without `asked` the newest.
     """
-    if not recorded:
+    if not steps:
         return None
     wanted = whole_number(asked)
-    if wanted is None:
-        return recorded[0]
-    return next((one for one in recorded if one.step <= wanted), recorded[-1])
+    return steps[-1] if wanted is None else max((one for one in steps if one <= wanted), default=steps[0])
+
+
+def step_links(steps: Sequence[int], step: int | None, link: Callable[..., str]) -> dict[str, Any]:
+    """Return what the links from step to step show; `link(step=...)`: the page of another step."""
+    at = steps.index(step) if step is not None else 0
+    return {
+        "steps": steps,
+        "step": step,
+        "at": at,
+        "previous_url": link(step=steps[at - 1]) if at > 0 else None,
+        "following_url": link(step=steps[at + 1]) if at + 1 < len(steps) else None,
+    }
 
 
 def _records(folders: Sequence[tuple[int, Path]], step: int, asked: Asked) -> Found | None:
@@ -154,9 +159,8 @@ def _records(folders: Sequence[tuple[int, Path]], step: int, asked: Asked) -> Fo
         records, unreadable = records_of_step(folders, step, wanted, sort, asked.direction == "desc")
     except LogError:
         return None  # deleted since it was listed, because the oldest steps are removed
-    start = int(asked.cursor or 0)
-    following = str(start + ROWS) if start + ROWS < len(records) else None
-    return Found(records[start : start + ROWS], following, len(records), unreadable)
+    shown, following = part_of(records, asked.cursor, ROWS)
+    return Found(list(shown), following, len(records), unreadable)
 
 
 def _number(text: str) -> float | None:

@@ -82,9 +82,9 @@ def has_drafts(run: Run) -> bool:
 def _gain(session: Session, run: Run) -> str:
     """Return the sentence of the run's gain."""
     found = gain_of(session, run)
-    if found is None or not found.text:
+    if found is None or not found.sentence:
         return NO_GAIN if run.step else "Not known yet: no step is over."
-    return f"Drafts: {found.text}." + (f" {found.advice}" if found.advice else "")
+    return f"{found.sentence} {found.advice}".rstrip()
 
 
 @router.get("/ui/runs/{uid}/parts/earlier-runs")

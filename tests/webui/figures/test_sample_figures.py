@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.telemetry.sample_table import GAP_BOUNDS, encoded_table, gap_class
+from rhyme_openrlhf.telemetry.sample_table import GAP_BOUNDS, encoded_table
 from rhyme_openrlhf.telemetry.samples import TABLE, file_name
 from rhyme_openrlhf.webui.figures.sample_figures import (
     CLASSES,
@@ -27,7 +28,7 @@ def write(folder: Path, step: int, rows: list[dict[str, Any]]) -> None:
 def counts_of(*gaps: float) -> list[int]:
     counts = [0] * (len(GAP_BOUNDS) + 1)
     for gap in gaps:
-        counts[gap_class(gap)] += 1
+        counts[bisect_right(GAP_BOUNDS, gap)] += 1
     return counts
 
 

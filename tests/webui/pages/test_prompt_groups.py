@@ -12,7 +12,8 @@ import pytest
 from rhyme_openrlhf.telemetry.sample_table import GAP_BOUNDS, encoded_table
 from rhyme_openrlhf.telemetry.samples import TABLE, file_name
 from rhyme_openrlhf.webui.figures.sample_figures import SAMPLE_FIGURES
-from rhyme_openrlhf.webui.pages.prompt_groups import MOST_TOKENS, chosen_step
+from rhyme_openrlhf.webui.pages.prompt_groups import MOST_TOKENS
+from rhyme_openrlhf.webui.pages.samples import chosen_step
 
 KEPT, OTHER = "a" * 32, "b" * 32
 EVIL = [
