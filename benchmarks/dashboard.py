@@ -51,7 +51,8 @@ from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Experiment
-from rhyme_openrlhf.telemetry.events import TrainStep, to_json
+from rhyme_openrlhf.telemetry.event_json import to_json
+from rhyme_openrlhf.telemetry.events import TrainStep
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE
 
 ROOT = Path(__file__).parents[1]

@@ -25,8 +25,9 @@ import httpx
 import msgspec
 
 from rhyme_openrlhf.client import exchange
+from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.event_log import EventLog
-from rhyme_openrlhf.telemetry.events import Recorded, RunFinished, parse
+from rhyme_openrlhf.telemetry.events import Recorded, RunFinished
 from rhyme_openrlhf.telemetry.reporter import NOT_SENT
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE
 

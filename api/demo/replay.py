@@ -26,7 +26,8 @@ from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store.database import BusyError
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import UID_LENGTH, RunTag
-from rhyme_openrlhf.telemetry.events import RunFinished, to_json
+from rhyme_openrlhf.telemetry.event_json import to_json
+from rhyme_openrlhf.telemetry.events import RunFinished
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, SAMPLES_FOLDER, write_json
 from rhyme_openrlhf.telemetry.samples import file_name
 

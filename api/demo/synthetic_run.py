@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhyme_openrlhf.settings.control import UID_DIGITS
+from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     SCHEMA_VERSION,
     CheckpointSaved,
@@ -45,7 +46,6 @@ from rhyme_openrlhf.telemetry.events import (
     SystemSample,
     TrainStep,
     WeightsPublished,
-    to_json,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE, write_json

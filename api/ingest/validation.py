@@ -7,8 +7,8 @@ Invariants:
   `json_values.DEPTH`).
 - An event of an unknown kind, sent by a newer writer, is kept raw.
 
-`telemetry/events.py` decodes and checks an event's form. What only a store demands is checked here: tens of thousands
-of events per second pass, so the fields to look at are chosen once a kind.
+`telemetry/event_json.py` decodes and checks an event's form. What only a store demands is checked here: tens of
+thousands of events per second pass, so the fields to look at are chosen once a kind.
 """
 
 from __future__ import annotations
@@ -24,15 +24,8 @@ from rhyme_openrlhf.api.ingest.decoding import BatchError
 from rhyme_openrlhf.api.store.json_values import COUNT_MAX, DEPTH, TOO_DEEP, is_too_deep, storable
 from rhyme_openrlhf.api.store.record import KIND_LENGTH, METRIC_LENGTH, NODE_LENGTH, SAMPLE_LENGTH, SOURCE_LENGTH
 from rhyme_openrlhf.settings.redaction import redact_config
-from rhyme_openrlhf.telemetry.events import (
-    EVENT_CLASSES,
-    Evaluation,
-    Event,
-    EventError,
-    RunStarted,
-    TrainStep,
-    read,
-)
+from rhyme_openrlhf.telemetry.event_json import EventError, read
+from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Evaluation, Event, RunStarted, TrainStep
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 EVALUATION_PREFIX = "eval/"

@@ -16,8 +16,8 @@ from rhyme_openrlhf.api.store.models import Attempt, Run, RunParameter
 from rhyme_openrlhf.api.store.record import RawEvent, of_kinds
 from rhyme_openrlhf.api.store.status import RunStatus
 from rhyme_openrlhf.settings.recorded import object_at
+from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import (
-    EventError,
     Measuring,
     ProcessReady,
     Recorded,
@@ -25,7 +25,6 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutProgress,
     RunStarted,
     TrainStep,
-    parse,
 )
 from rhyme_openrlhf.telemetry.phase import FREQUENT_EVENTS, RARE_EVENTS, Phase, phases
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from rhyme_openrlhf.cli.console import aligned, refuse
 from rhyme_openrlhf.settings.options import Parser
+from rhyme_openrlhf.telemetry.event_json import EventError
 from rhyme_openrlhf.telemetry.event_log import read_events
-from rhyme_openrlhf.telemetry.events import EventError
 from rhyme_openrlhf.telemetry.metrics import WARM_UP
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory
 from rhyme_openrlhf.telemetry.two_runs import FEWEST, Gain, Step, common, rollout_gain, step_gain, steps_of

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from rhyme_openrlhf.telemetry.events import Event, EventError, Recorded, parse, to_json
+from rhyme_openrlhf.telemetry.event_json import EventError, parse, to_json
+from rhyme_openrlhf.telemetry.events import Event, Recorded
 
 
 class EventLog:

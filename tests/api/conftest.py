@@ -15,6 +15,7 @@ from sqlalchemy import Engine, create_engine, make_url, select, text
 from rhyme_openrlhf.api.store.base import Base
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     DraftBudget,
@@ -35,7 +36,6 @@ from rhyme_openrlhf.telemetry.events import (
     SystemSample,
     TrainStep,
     WeightsPublished,
-    to_json,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from tests.api.http_service import api, make_api, numbered, record, reported, store  # noqa: F401 (fixtures)

@@ -16,6 +16,7 @@ from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.app import create_app
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     EngineInterval,
@@ -31,7 +32,6 @@ from rhyme_openrlhf.telemetry.events import (
     RunStarted,
     SampleMoved,
     TrainStep,
-    to_json,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 

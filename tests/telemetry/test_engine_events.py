@@ -16,6 +16,7 @@ from rhyme_openrlhf.telemetry.engine_events import (
     interval_events,
     slowest_sample,
 )
+from rhyme_openrlhf.telemetry.event_json import parse, to_json
 from rhyme_openrlhf.telemetry.events import (
     DraftBudget,
     DraftGain,
@@ -23,8 +24,6 @@ from rhyme_openrlhf.telemetry.events import (
     EngineStep,
     Event,
     Note,
-    parse,
-    to_json,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 

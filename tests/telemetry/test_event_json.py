@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhyme_openrlhf.telemetry.event_json import EventError, parse, to_json
 from rhyme_openrlhf.telemetry.events import (
     EVENT_CLASSES,
     INT32_MAX,
@@ -17,15 +18,12 @@ from rhyme_openrlhf.telemetry.events import (
     EngineInterval,
     EngineStep,
     Event,
-    EventError,
     Note,
     Recorded,
     RunStarted,
     TrainStep,
     WeightsChecked,
     WeightsLoaded,
-    parse,
-    to_json,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from tests.examples import examples

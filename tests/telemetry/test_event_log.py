@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhyme_openrlhf.telemetry.event_json import EventError
 from rhyme_openrlhf.telemetry.event_log import EventLog, follow, read_events
-from rhyme_openrlhf.telemetry.events import EventError, Note, Recorded, WeightsLoaded
+from rhyme_openrlhf.telemetry.events import Note, Recorded, WeightsLoaded
 from tests.examples import examples
 
 

@@ -30,11 +30,12 @@ events = rhyme_openrlhf.telemetry.events = sys.modules[spec.name] = importlib.ut
 spec.loader.exec_module(events)
 sys.path.insert(0, "scripts")
 import reference_pages
+from rhyme_openrlhf.telemetry import event_json
 from rhyme_openrlhf.api.ingest.validation import BadEventError, prepare
 from rhyme_openrlhf.api.read.events import EVENT_KINDS
 event = events.CacheCleared(3, 1)
-row = events.to_json(event, 1.0, "engine-1", 0)
-assert events.parse(json.loads(json.dumps(row))).event == event
+row = event_json.to_json(event, 1.0, "engine-1", 0)
+assert event_json.parse(json.loads(json.dumps(row))).event == event
 assert prepare([row])[0].event == event
 assert "cache_cleared" in EVENT_KINDS
 assert "An engine emptied its prefix cache." in reference_pages.events()

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rhyme_openrlhf.telemetry.events import SystemSample, parse, to_json
+from rhyme_openrlhf.telemetry.event_json import parse, to_json
+from rhyme_openrlhf.telemetry.events import SystemSample
 from rhyme_openrlhf.telemetry.system_sample import Gpus, SystemProbe
 
 BUSY = (

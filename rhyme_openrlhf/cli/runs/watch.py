@@ -16,7 +16,8 @@ from typing import TextIO
 from rhyme_openrlhf.client import Client, ClientError
 from rhyme_openrlhf.client.calls import ENDED, PAGE
 from rhyme_openrlhf.client.models import Event, LogChunk, RunDetail
-from rhyme_openrlhf.telemetry.events import EngineStep, EventError, Recorded, TrainStep, parse
+from rhyme_openrlhf.telemetry.event_json import EventError, parse
+from rhyme_openrlhf.telemetry.events import EngineStep, Recorded, TrainStep
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, EngineCounters
 from rhyme_openrlhf.telemetry.progress import LinesDisplay
 from rhyme_openrlhf.telemetry.wording import without_controls

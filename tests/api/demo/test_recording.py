@@ -13,8 +13,9 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api.demo.demonstration import IN_EXPERIMENT, LIVE
 from rhyme_openrlhf.api.demo.recording import RecordingError, move_run, moved, pack, read_rows, unpack
 from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, write_run_directory
+from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.event_log import read_events
-from rhyme_openrlhf.telemetry.events import EngineInterval, RunFinished, TrainStep, parse
+from rhyme_openrlhf.telemetry.events import EngineInterval, RunFinished, TrainStep
 
 
 def test_what_is_packed_comes_back_with_names_replaced(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.api.demo.synthetic_run import LABEL, SyntheticRun, synthetic_events, write_run_directory
+from rhyme_openrlhf.telemetry.event_json import parse, to_json
 from rhyme_openrlhf.telemetry.event_log import read_events
-from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, EngineInterval, Note, parse, to_json
+from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, EngineInterval, Note
 from rhyme_openrlhf.telemetry.metrics import bubble_seconds
 from rhyme_openrlhf.telemetry.summary import summarize
 

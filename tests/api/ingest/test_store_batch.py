@@ -29,7 +29,7 @@ from rhyme_openrlhf.api.store.json_values import COUNT_MAX, MOST_VALUES
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
 from rhyme_openrlhf.api.store.record import EpochRow, EventSource, Step
-from rhyme_openrlhf.telemetry.events import parse
+from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.summary import summarize
 from tests.examples import examples
 

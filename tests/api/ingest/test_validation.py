@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.api.ingest.validation import BadEventError, from_store, prepare
 from rhyme_openrlhf.api.store.json_values import storable
-from rhyme_openrlhf.telemetry.events import Note, parse
+from rhyme_openrlhf.telemetry.event_json import parse
+from rhyme_openrlhf.telemetry.events import Note
 
 NOTE = {"kind": "note", "time": 1.5, "source": "driver", "sequence": 0, "level": "info", "text": "hello"}
 STEP = {"kind": "checkpoint_saved", "time": 1.5, "source": "trainer", "sequence": 0, "step": 1, "path": "p"}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.api.launch.right_size import advise
-from rhyme_openrlhf.telemetry.events import RolloutFinished, TrainStep, to_json
+from rhyme_openrlhf.telemetry.event_json import to_json
+from rhyme_openrlhf.telemetry.events import RolloutFinished, TrainStep
 
 LENGTHS = {"step": 1, "epoch": 1, "prompt": "p", "prompt_tokens": 5, "sample": 0, "length": 7}
 

@@ -32,7 +32,14 @@ from rhyme_openrlhf.api.store.database import Database, upgrade
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import CurveBlock, Metric, Step
 from rhyme_openrlhf.api.store.step_figures import STEP_CURVES
-from rhyme_openrlhf.telemetry.events import Evaluation, Event, RolloutFinished, RolloutStarted, TrainStep, to_json
+from rhyme_openrlhf.telemetry.event_json import to_json
+from rhyme_openrlhf.telemetry.events import (
+    Evaluation,
+    Event,
+    RolloutFinished,
+    RolloutStarted,
+    TrainStep,
+)
 from tests.examples import examples
 
 NOW = 1_800_000_000.0

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import delete, text
 
 from rhyme_openrlhf.api.store.models import Webhook
+from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     Event,
     RolloutFinished,
@@ -16,7 +17,6 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutStarted,
     RunStarted,
     TrainStep,
-    to_json,
 )
 from rhyme_openrlhf.webui.pages.sign_in import local_path
 from tests.api.webhooks.stored import webhook
