@@ -62,6 +62,10 @@ class _Envelope(msgspec.Struct):
     sequence: Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 
 
+# Made once: two imports that made it at the same time would end the process (telemetry/events.py).
+_decode = msgspec.json.Decoder(_Envelope).decode
+
+
 @dataclass(frozen=True)
 class ImportedFiles:
     """The files of a resolved run directory."""
@@ -80,12 +84,11 @@ class ImportedFiles:
 
     def sources(self) -> dict[str, SourceLines]:
         """Return the file's content by source. Raises OSError, ImportingError."""
-        decode = msgspec.json.Decoder(_Envelope).decode
         sources: dict[str, SourceLines] = {}
         gaps = 0
         for number, line in self._lines():
             try:
-                row = decode(line)
+                row = _decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise self._refused(f"line {number} is not an event: {error}") from error
             source = sources.setdefault(row.source, SourceLines())

@@ -38,6 +38,8 @@ class Envelope(msgspec.Struct):
     sequence: int
 
 
+# Met here, as the classes of events are in events.py.
+msgspec.json.Decoder(Envelope)
 Form = TypeVar("Form", bound=msgspec.Struct)
 _CLASS_OF_KIND = {cls.kind: cls for cls in EVENT_CLASSES}
 

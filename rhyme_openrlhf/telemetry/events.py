@@ -544,3 +544,7 @@ class RunFinished(Event, frozen=True):
 
 
 EVENT_CLASSES: tuple[type[Event], ...] = tuple(Event.__subclasses__())
+
+# msgspec (0.22) describes a class to itself when it first meets it. Two threads that do so at once end the process.
+for _met in EVENT_CLASSES:
+    msgspec.json.Decoder(_met)

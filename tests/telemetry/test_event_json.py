@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from typing import Any, get_type_hints
 
 import msgspec
@@ -202,3 +204,32 @@ def test_numbers_that_json_lacks_are_strict_json_all_the_same() -> None:
     assert recorded is not None and isinstance(recorded.event, TrainStep)
     read = recorded.event.metrics
     assert math.isnan(read["a"]) and read["b"] == math.inf and read["c"] == -math.inf
+
+
+FIRST_IN_THREADS = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from rhyme_openrlhf.telemetry.event_json import EventError, read
+from rhyme_openrlhf.telemetry.events import EVENT_CLASSES
+together = threading.Barrier(12)
+def meet(first):
+    kinds = EVENT_CLASSES[first:] + EVENT_CLASSES[:first]
+    # Those with counters first: they share a class, which all threads meet through one of them or another.
+    kinds = sorted(kinds, key=lambda cls: "counters" not in cls.__struct_fields__)
+    together.wait()
+    for cls in kinds:
+        try:
+            read({"kind": cls.kind, "time": 1.0, "source": "e", "sequence": 0, "counters": {}})
+        except EventError:
+            continue
+threads = [threading.Thread(target=meet, args=(first,)) for first in range(12)]
+for each in threads: each.start()
+for each in threads: each.join()
+"""
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_threads_may_read_the_first_events_of_a_process() -> None:
+    """Each class is known before: msgspec ends a process in which two threads meet a class at once."""
+    done = [subprocess.run([sys.executable, "-c", FIRST_IN_THREADS], timeout=120, check=False) for _ in range(3)]
+    assert [one.returncode for one in done] == [0, 0, 0]
